@@ -1,0 +1,1 @@
+../../core/_root/__init__.py

@@ -1,0 +1,148 @@
+"""The command line: `octavo serve`, `config`, `status`, `trace show`, and what the `octavo.commands` entry points add.
+
+It turns words into calls and errors into exit codes, nothing more. What a command drives is imported
+when it runs, so that `octavo --help` and `octavo status` cost no more than this file.
+
+An entry point in `octavo.commands` names a function with typed parameters (its docstring is the help); it may
+return an exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import App, Parameter
+
+from octavo.core.config.load import ConfigError, Loaded, leaves, load
+from octavo.core.models.errors import ModelError
+from octavo.core.plugins import PluginError, resolve
+
+COMMANDS = "octavo.commands"
+FAILED = 1
+MISUSED = 2
+
+ConfigFile = Annotated[Path | None, Parameter(name="--config", help="a TOML file")]
+Sets = Annotated[list[str] | None, Parameter(name="--set", negative=(), help="a value of the document: kv.tokens=4096")]
+Run = Annotated[Path | None, Parameter(name="--run", help="a daemon's run folder; by default the newest one")]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="print JSON")]
+
+
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    host: str | None = None,
+    port: int | None = None,
+) -> int:
+    """Run the daemon until it is stopped (Ctrl-C drains, a second one stops at once).
+
+    Parameters
+    ----------
+    model
+        a folder, a GGUF file, a hub id, `default` or `ghost` (no model at all)
+    host
+        short for --set server.host=HOST
+    port
+        short for --set server.port=PORT; 0 takes a free one
+    """
+    from octavo.core.supervisor.main import serve as run
+
+    shorts = {"model.path": model, "server.host": host, "server.port": port}
+    given = [f"{key}={value}" for key, value in shorts.items() if value is not None]
+    return run(_load(config, [*(set_ or ()), *given]).config)
+
+
+def show_config(*, config: ConfigFile = None, set_: Sets = None, json_: Json = False) -> int:
+    """Print the effective configuration and where each value comes from."""
+    loaded = _load(config, set_ or ())
+    if json_:
+        document = {key: {"value": value, "origin": loaded.origin[key]} for key, value in leaves(loaded.config)}
+        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        return 0
+    lines = [
+        (f"{key} = {_toml(value)}" if value is not None else f"# {key} is not set", loaded.origin[key])
+        for key, value in leaves(loaded.config)
+    ]
+    width = max(len(line) for line, _ in lines)
+    for line, origin in lines:
+        print(f"{line:{width}}  # {origin}")
+    return 0
+
+
+def show_status(*, run: Run = None, json_: Json = False) -> int:
+    """Show each actor of a running daemon and its last progress."""
+    from octavo.core.supervisor.status import command
+
+    return command(run, json_)
+
+
+def show_trace(request_id: str, /, *, run: Run = None) -> int:
+    """Tell one request's life from the run's trace."""
+    from octavo.core.trace.show import command
+
+    return command(request_id, run)
+
+
+def _load(file: Path | None, sets: Sequence[str]) -> Loaded:
+    return load(file, os.environ, sets)
+
+
+def _toml(value: Any) -> str:
+    """A leaf as TOML writes it. JSON's text, numbers, truth values and lists are TOML's, too; tables are not."""
+    if isinstance(value, dict):
+        return (
+            "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {_toml(one)}" for key, one in value.items()) + "}"
+        )
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def build(argv: Sequence[str]) -> App:
+    """All commands. Of those that entry points add, only the one that `argv` calls is imported; the kernel's
+    own cannot be replaced."""
+    version = metadata.version("octavo")
+    app = App(name="octavo", help="Octavo: an LLM inference engine.", version=version, result_action="return_value")
+    app.command(serve)
+    app.command(show_config, name="config")
+    app.command(show_status, name="status")
+    trace = App(name="trace", help="Read the trace of a run.")
+    trace.command(show_trace, name="show")
+    app.command(trace)
+    app.command(lambda: print(version), name="version", help="Print the version.")
+    for point in metadata.entry_points(group=COMMANDS):
+        if point.name in app:
+            continue
+        if point.name in argv[:1]:
+            app.command(resolve(COMMANDS, point.name), name=point.name)
+        else:
+            app.command(App(name=point.name, help=f"(from {point.dist.name if point.dist else point.module})"))
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        code = build(words)(words)
+        sys.stdout.flush()
+    except ConfigError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return MISUSED
+    except (ModelError, PluginError) as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:
+        # The reader (`| head`) has enough; without this, Python would complain once more when it closes the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return code if isinstance(code, int) else 0

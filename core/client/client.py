@@ -1,0 +1,363 @@
+"""The client: what gateway, chat, `octavo.LLM` and benchmarks use to talk to a running daemon.
+
+    async with Client.connect(run_dir) as client:
+        async with await client.generate(Text("Once upon"), Params(max_tokens=20)) as stream:
+            async for piece in stream:
+                print(piece.text, end="")
+
+The shell around `Session`: it has the sockets and tells the streams. It stays connected over restarts of any
+actor; when the daemon itself ends, everything open fails with `ServiceUnavailable`. For asyncio (anyio), one thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import anyio
+import msgspec
+import zmq
+from anyio.lowlevel import checkpoint
+
+from octavo.core.client.session import Peers, Session
+from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable, Stream
+from octavo.core.control import (
+    DRAINING,
+    READY,
+    STARTING,
+    Bye,
+    Progress,
+    Ready,
+    Shutdown,
+    ToMember,
+    Topology,
+    TopologyAck,
+    Who,
+)
+from octavo.core.control_link import ControlLink
+from octavo.core.links import FENCED
+from octavo.core.messages import (
+    Accepted,
+    Detokenize,
+    Detokenized,
+    Facts,
+    Message,
+    Params,
+    Prompt,
+    Refused,
+    Role,
+    Row,
+    Submit,
+    Tokenize,
+    Tokenized,
+    encode,
+)
+from octavo.core.rundir import RunInfo
+from octavo.core.station import Report, Station
+from octavo.core.trace.catalogue import WireDropped
+
+PATIENCE_S = 10.0
+"""How long a new request or question waits for an actor that is being restarted."""
+
+SEED_ABSENT = -1
+"""As `Sampling.seed`: draw one."""
+
+Answer = TypeVar("Answer", Tokenized, Detokenized)
+
+
+class Health(NamedTuple):
+    """Whether a request that comes now would be computed now, and if not, why."""
+
+    ok: bool
+    reason: str
+
+
+class Client:
+    """A connection to one daemon; made by `connect`."""
+
+    def __init__(self, link: ControlLink, station: Station, name: str, address: str | None) -> None:
+        self._link = link
+        self._unannounced = address
+        self._station = station
+        self._name = name
+        self._session = Session(name, station.mailbox.endpoint)
+        self._streams: dict[str, Stream] = {}
+        self._answers: dict[int, Tokenized | Detokenized | None] = {}
+        self._last_ref = 0
+        self._topology: Topology | None = None
+        self._ended: str | None = None
+        self._beats = 0
+        self._news = anyio.Event()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        run: Path | RunInfo,
+        *,
+        role: Role = Role.CLIENT,
+        name: str = "",
+        address: str | None = None,
+        report: Report | None = None,
+    ) -> AsyncIterator[Client]:
+        """Connect to the daemon of a run folder; leaving cancels what is open. Ready or not: see `wait_ready`.
+
+        A gateway says with `address` where it listens. `report` is told of frames that were dropped.
+        Raises FileNotFoundError if no daemon was started there.
+        """
+        path = run.path if isinstance(run, RunInfo) else run
+        name = name or f"{os.getpid()}-{secrets.token_hex(3)}"
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        station = Station(context, path, role, report or _ignore, name=name)
+        try:
+            link = ControlLink.client(context, path, name, role)
+            client = cls(link, station, name, address)
+            try:
+                raised: BaseException | None = None
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(client._listen)
+                    tasks.start_soon(client._receive)
+                    try:
+                        yield client
+                    except BaseException as error:  # noqa: BLE001 - raised below, unwrapped
+                        raised = error
+                    tasks.cancel_scope.cancel()
+                if raised is not None:
+                    raise raised
+            finally:
+                client._end("the client is closed")
+                link.close(Bye())
+        finally:
+            station.close()
+            context.term()
+
+    # ── what can be asked ────────────────────────────────────────────────────────────────────────
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: Params,
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        priority: int = 0,
+        deadline_ns: int | None = None,
+        trace_id: str = "",
+        patience_s: float = PATIENCE_S,
+    ) -> Stream:
+        """Open a request. A seed of `SEED_ABSENT` is drawn here, once, so that a resumed request keeps it.
+
+        Raises `ServiceUnavailable` while the daemon starts or drains, or when an actor stays away for longer than
+        `patience_s`. Whether the request itself is served is for `Stream.accepted` to say.
+        """
+        received_ns = time.monotonic_ns()
+        await self._wait_open(patience_s)
+        request_id = request_id or secrets.token_hex(12)
+        if params.sampling.seed == SEED_ABSENT:
+            sampling = msgspec.structs.replace(params.sampling, seed=secrets.randbits(63))
+            params = msgspec.structs.replace(params, sampling=sampling)
+        submit = Submit(
+            client=self._name,
+            request_id=request_id,
+            attempt=0,
+            prompt=prompt,
+            params=params,
+            received_ns=received_ns,
+            tenant=tenant,
+            priority=priority,
+            deadline_ns=deadline_ns,
+            trace_id=trace_id,
+        )
+        messages = self._session.submit(submit)
+        stream = self._streams[request_id] = Stream(request_id, params.n, self._leave)
+        self._send(messages)
+        return stream
+
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, timeout_s: float = PATIENCE_S
+    ) -> list[int]:
+        """Token ids of a prompt. Raises `RequestRefused`, or `ServiceUnavailable` when nobody answers in time."""
+        question = Tokenize(self._name, self._ref(), prompt, add_special_tokens)
+        answer = await self._ask(question, Tokenized, timeout_s)
+        if answer.error is not None:
+            raise RequestRefused("prompt", answer.error)
+        return answer.ids
+
+    async def detokenize(self, ids: list[int], *, timeout_s: float = PATIENCE_S) -> str:
+        """Text of token ids; raises like `tokenize`."""
+        answer = await self._ask(Detokenize(self._name, self._ref(), ids), Detokenized, timeout_s)
+        if answer.error is not None:
+            raise RequestRefused("tokens", answer.error)
+        return answer.text
+
+    @property
+    def facts(self) -> Facts | None:
+        """What the executor said of its model; None until it has loaded."""
+        return self._topology.facts if self._topology is not None else None
+
+    def health(self) -> Health:
+        """As of the last word of the supervisor."""
+        if self._ended is not None:
+            return Health(ok=False, reason=self._ended)
+        if self._topology is None:
+            return Health(ok=False, reason="the supervisor has not answered yet")
+        away = sorted(role.name.lower() for role in FENCED if self._station.links.live(role) is None)
+        if self._topology.state == READY and not away:
+            return Health(ok=True, reason="")
+        waiting = f", waiting for {', '.join(away)}" if away else ""
+        return Health(ok=False, reason=f"the service is {self._topology.state}{waiting}")
+
+    async def wait_ready(self, timeout_s: float = math.inf) -> Facts:
+        """Wait until a step can run. Raises `ServiceUnavailable` when the daemon ends first, or at the time-out."""
+        with anyio.move_on_after(timeout_s):
+            while self._ended is None:
+                if self.health().ok and self.facts is not None:
+                    return self.facts
+                await self._news.wait()
+        raise ServiceUnavailable(self.health().reason)
+
+    def beat(self) -> None:
+        """Show that this event loop still turns; once begun, the supervisor expects it to go on."""
+        self._beats += 1
+        stats = {"open": len(self._streams)}
+        self._link.progress = Progress(counter=self._beats, busy_since_ns=time.monotonic_ns(), stats=stats)
+
+    async def wait_ended(self) -> str:
+        """Wait until the daemon has ended or told everyone to stop; why."""
+        while self._ended is None:
+            await self._news.wait()
+        return self._ended
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _wait_open(self, patience_s: float) -> None:
+        """Wait until a request can be sent."""
+        with anyio.move_on_after(patience_s):
+            while not self._finished_or_unborn():
+                if self._peers() is not None:
+                    return
+                await self._news.wait()
+        raise ServiceUnavailable(self.health().reason)
+
+    def _finished_or_unborn(self) -> bool:
+        state = self._topology.state if self._topology is not None else None
+        return self._ended is not None or state in (STARTING, DRAINING)
+
+    def _peers(self) -> Peers | None:
+        """Both generations, if one can be sent to."""
+        tokenizer = self._station.links.live(Role.TOKENIZER)
+        scheduler = self._station.links.live(Role.SCHEDULER)
+        if tokenizer is None or scheduler is None:
+            return None
+        return Peers(tokenizer.generation, scheduler.generation)
+
+    def _ref(self) -> int:
+        self._last_ref += 1
+        return self._last_ref
+
+    async def _ask(self, question: Tokenize | Detokenize, kind: type[Answer], timeout_s: float) -> Answer:
+        ref = question.ref
+        self._answers[ref] = None
+        try:
+            self._send(self._session.ask(question))
+            with anyio.move_on_after(timeout_s):
+                while self._ended is None:
+                    answer = self._answers[ref]
+                    if isinstance(answer, kind):
+                        return answer
+                    await self._news.wait()
+            reason = self.health().reason or f"the tokenizer has not answered for {timeout_s:g} s"
+            raise ServiceUnavailable(reason)
+        finally:
+            del self._answers[ref]
+            self._session.forget(ref)
+
+    def _leave(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        self._send(self._session.cancel(request_id))
+
+    def _send(self, messages: list[Message]) -> None:
+        for message in messages:
+            sent = self._station.send(Role.TOKENIZER, encode(message))
+            if not sent and isinstance(message, Submit):
+                self._session.cancel(message.request_id)
+                self._fail(message.request_id, ServiceUnavailable("the tokenizer's queue is full"))
+
+    def _fail(self, request_id: str, error: ClientError) -> None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.fail(error)
+
+    async def _listen(self) -> None:
+        async for message in self._link.messages():
+            self._obey(message)
+
+    def _obey(self, message: ToMember) -> None:
+        self._station.control(message)
+        match message:
+            case Topology(epoch=epoch):
+                self._topology = message
+                # From here alone: after a send elsewhere, `messages` could miss that something has come.
+                self._link.send(TopologyAck(epoch))
+                if self._unannounced is not None:
+                    self._link.send(Ready(address=self._unannounced))
+                    self._unannounced = None
+            case Who():
+                self._session.forgotten()
+            case Shutdown(why):
+                self._end(why)
+        self._send(self._session.connect(self._peers()))
+        self._wake()
+
+    def _end(self, why: str) -> None:
+        if self._ended is None:
+            self._ended = why
+            for request_id in list(self._streams):
+                self._fail(request_id, ServiceUnavailable(why))
+            self._wake()
+
+    async def _receive(self) -> None:
+        while True:
+            arrival = self._station.receive()
+            if arrival is None:
+                await self._station.wait()
+                continue
+            if arrival.news:
+                self._send(self._session.connect(self._peers()))
+            received = self._session.receive(arrival.body)
+            for news in received.news:
+                self._tell(news)
+            self._send(received.messages)
+            await checkpoint()
+
+    def _tell(self, news: Accepted | Refused | Row | Tokenized | Detokenized) -> None:
+        match news:
+            case Row():
+                stream = self._streams.get(news.request_id)
+                if stream is not None:
+                    stream.feed(news)
+                    if stream.complete:
+                        del self._streams[news.request_id]
+            case Accepted():
+                stream = self._streams.get(news.request_id)
+                if stream is not None:
+                    stream.accept(news.prompt_tokens)
+            case Refused():
+                self._fail(news.request_id, RequestRefused(news.field, news.reason, news.code))
+            case Tokenized() | Detokenized():
+                self._answers[news.ref] = news
+                self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+
+def _ignore(dropped: WireDropped) -> None:
+    """A script has no trace to write it to, and the journal makes up for it."""

@@ -1,0 +1,153 @@
+"""What a consumer holds of a request: its pieces in order, its fate, and the way to leave it.
+
+Knows nothing of sockets or attempts: `client` feeds it with what the journal let through. It buffers without a
+limit of its own, which is bounded all the same, by the request's own output.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+import anyio
+import msgspec
+
+from octavo.core.messages import Row, TextLogprob, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+
+class ClientError(Exception):
+    """Base of what the client library raises about a request."""
+
+
+class RequestRefused(ClientError):
+    """The request as it stands is not served; `field` names what is wrong in it, `code` is for machines."""
+
+    def __init__(self, field: str, reason: str, code: str = "invalid_value") -> None:
+        super().__init__(f"{field}: {reason}" if field else reason)
+        self.field = field
+        self.reason = reason
+        self.code = code
+
+
+class ServiceUnavailable(ClientError):
+    """The service cannot take or finish requests now; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RequestFailed(ClientError):
+    """A choice ended as `finish`: error or cancelled, without the request's own doing."""
+
+    def __init__(self, finish: str, reason: str) -> None:
+        super().__init__(f"the request ended as {finish}" + (f": {reason}" if reason else ""))
+        self.finish = finish
+        self.reason = reason
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Some output of one choice: `ids` from output `index` on, and exactly their text.
+
+    `finish` is set on a choice's last piece: stop, length, cancelled or error, then with `reason` and `usage`."""
+
+    choice: int
+    index: int
+    ids: list[int]
+    text: str
+    logprobs: list[TextLogprob] | None
+    finish: str | None
+    reason: str
+    usage: Usage | None
+
+
+class Stream:
+    """An open request: iterate over it for its pieces, of all choices, until every choice has ended.
+
+    Leaving early cancels the request: use it as `async with stream: async for piece in stream: …`.
+    """
+
+    def __init__(self, request_id: str, n: int, cancel: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self._open_choices = n
+        self._unfed_choices = n
+        self._cancel = cancel
+        self._pieces: deque[Piece] = deque()
+        self._prompt_tokens: int | None = None
+        self.error: ClientError | None = None
+        """What has ended it, once all pieces before have been taken."""
+        self._closed = False
+        self._news = anyio.Event()
+
+    async def accepted(self) -> int:
+        """Wait until the request is accepted: its prompt's length in tokens.
+
+        Raises `RequestRefused` or `ServiceUnavailable`."""
+        while self._prompt_tokens is None:
+            if self.error is not None:
+                raise self.error
+            await self._wait()
+        return self._prompt_tokens
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while not self._pieces:
+            if self.error is not None:
+                raise self.error
+            if self._open_choices == 0 or self._closed:
+                raise StopAsyncIteration
+            await self._wait()
+        piece = self._pieces.popleft()
+        if piece.finish is not None:
+            self._open_choices -= 1
+        return piece
+
+    async def aclose(self) -> None:
+        """Leave the request; it is cancelled unless it has ended."""
+        if not self._closed:
+            self._closed = True
+            self._cancel(self.request_id)
+            self._wake()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # What the client feeds.
+
+    def accept(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._wake()
+
+    def feed(self, row: Row) -> None:
+        piece = Piece(row.choice, row.index, row.ids, row.text, row.logprobs, row.finish, row.reason, row.usage)
+        self._pieces.append(piece)
+        self._unfed_choices -= piece.finish is not None
+        self._wake()
+
+    @property
+    def complete(self) -> bool:
+        """Every choice's last row has been fed (if not yet consumed)."""
+        return self._unfed_choices == 0
+
+    def fail(self, error: ClientError) -> None:
+        """Nothing more comes: what is buffered is still given out, then `error` is raised."""
+        self.error = error
+        self._wake()
+
+    async def _wait(self) -> None:
+        await self._news.wait()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, anyio.Event()
+        news.set()

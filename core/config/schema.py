@@ -1,0 +1,108 @@
+"""The configuration document as types: every key, its default, and what it means.
+
+Knows nothing of where values come from (see `load`). Sizes are in tokens unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every table: immutable, and an unknown key is an error."""
+
+
+class ModelConfig(Section, frozen=True):
+    path: str = "default"
+    """A folder, a GGUF file, a hub id, `default` (SmolLM2-135M-Instruct) or `ghost` (no model: tests, simulation)."""
+    name: str | None = None
+    """The id under which the API serves the model; None takes it from the path."""
+    context: Positive | None = None
+    """Longest sequence served; None means the model's own limit."""
+
+
+class KvConfig(Section, frozen=True):
+    block_size: Positive = 16
+    tokens: Positive = 32768
+    """Size of the pool, rounded down to whole blocks."""
+    prefix_cache: bool = True
+
+
+class SchedulerConfig(Section, frozen=True):
+    max_sequences: Positive = 64
+    """Slots: sequences that are resident at a time."""
+    chunk_budget: Positive = 512
+    """Most tokens computed in one step, prefill chunks and decodes together."""
+    depth: Annotated[int, Meta(ge=1, le=4)] = 2
+    """Steps planned ahead of their results; 1 is for debugging."""
+    waiting_window: Positive = 256
+    """How many waiting sequences a batching policy is shown."""
+    max_waiting: Positive = 4096
+    """Waiting sequences beyond this are refused (`overloaded`)."""
+
+
+class PolicyConfig(Section, frozen=True):
+    """Name of the entry point in each `octavo.*` policy group."""
+
+    batching: str = "fcfs"
+    chunking: str = "decode-first"
+    preemption: str = "lifo"
+    eviction: str = "lru"
+    speculation: str = "off"
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per group, what the chosen policy's `Options` takes: `policies.options.chunking.x = 1`."""
+
+
+class ExecutorConfig(Section, frozen=True):
+    kind: str | None = None
+    """Entry point in `octavo.executor`; None is `ghost` for the ghost model, else `cpu`."""
+    threads: Annotated[int, Meta(ge=0)] = 0
+    """Compute threads; 0 means one per core."""
+
+
+class ServerConfig(Section, frozen=True):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    enabled: bool = True
+    max_body_bytes: Positive = 8 * 1024 * 1024
+
+
+class SupervisorConfig(Section, frozen=True):
+    max_restarts: Annotated[int, Meta(ge=0)] = 5
+    """Restarts of one actor within `restart_window_s` before the service gives up."""
+    restart_window_s: Seconds = 60.0
+    ready_timeout_s: Seconds = 300.0
+    heartbeat_timeout_s: Seconds = 10.0
+    stall_timeout_s: Seconds = 60.0
+    """A busy actor without progress for this long is restarted."""
+    drain_timeout_s: Seconds = 30.0
+    client_timeout_s: Seconds = 10.0
+    """A client that is silent for this long is taken as gone, and its requests are cancelled."""
+
+
+class TraceConfig(Section, frozen=True):
+    enabled: bool = True
+    steps: bool = True
+    """Also the events of every step (`step.*`), not only those of requests and actors."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe line of the ordinary log on standard error."""
+
+
+class Config(Section, frozen=True):
+    """The whole document. In the daemon every actor gets the same one."""
+
+    model: ModelConfig = ModelConfig()
+    kv: KvConfig = KvConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    policies: PolicyConfig = PolicyConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    server: ServerConfig = ServerConfig()
+    supervisor: SupervisorConfig = SupervisorConfig()
+    trace: TraceConfig = TraceConfig()
+    run_dir: str | None = None
+    """Folder for this run's sockets, status and trace; None makes a fresh one."""

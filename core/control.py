@@ -1,0 +1,163 @@
+"""The control plane's messages: what the supervisor and its members (actors and clients) say to each other.
+
+Structs only; `control_link` carries them for a member, `supervisor` decides them. Control never waits behind
+work: it has sockets of its own.
+
+    member ─Hello, Ready, Heartbeat, TopologyAck, Bye, AskStatus─▶ supervisor
+           ◀─Topology, Go, ClientGone, Who, Shutdown, Status─────
+
+A link between two actors changes in this order: a Topology that shows one end down; a Topology with the new
+generation up; everyone's TopologyAck, after which each accepts that generation; then Go, and only now does
+anyone send on the changed links. So no frame is ever early.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from octavo.core.messages import Facts, Role
+
+STARTING, READY, DEGRADED, DRAINING = "starting", "ready", "degraded", "draining"
+"""States of the service: before the first Go, able to run a step, missing an actor, finishing what it has."""
+
+
+class Control(msgspec.Struct, tag=True, frozen=True):
+    """Base of everything on the control plane."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a heartbeat carries. `counter` messages handled so far; `busy_since_ns` is when the one in hand was
+    begun, None between messages; `stats` small numbers of the actor's own (running, waiting, used blocks …)."""
+
+    counter: int = 0
+    busy_since_ns: int | None = None
+    stats: dict[str, int] = {}
+
+
+# ── member → supervisor ──────────────────────────────────────────────────────────────────────────
+
+
+class Hello(Control, frozen=True, kw_only=True):
+    """First message, and the answer to Who. `endpoint` is a client's mailbox; an actor's is known."""
+
+    role: Role
+    name: str
+    pid: int
+    replica: int = 0
+    generation: int = 0
+    endpoint: str = ""
+
+
+class Ready(Control, frozen=True):
+    """Loaded. The executor says what it knows of its model, the gateway where it listens."""
+
+    facts: Facts | None = None
+    address: str | None = None
+
+
+class Heartbeat(Control, frozen=True):
+    progress: Progress
+
+
+class TopologyAck(Control, frozen=True):
+    """Frames of the generations in this epoch are accepted from now on."""
+
+    epoch: int
+
+
+class Bye(Control, frozen=True):
+    """A client leaves."""
+
+
+class AskStatus(Control, frozen=True):
+    """Answered with `Status`."""
+
+
+# ── supervisor → member ──────────────────────────────────────────────────────────────────────────
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One actor as its peers see it: the generation of its state, where it is, and whether it can be reached."""
+
+    role: Role
+    replica: int
+    generation: int
+    endpoint: str
+    up: bool
+
+
+class Topology(Control, frozen=True, kw_only=True):
+    """Who there is, as of `epoch`. `facts` are None until an executor has loaded."""
+
+    epoch: int
+    state: str
+    members: list[Member]
+    facts: Facts | None
+
+    def member(self, role: Role) -> Member | None:
+        return next((member for member in self.members if member.role is role), None)
+
+
+class Go(Control, frozen=True):
+    """All have acknowledged this epoch: links whose two ends are up may be used."""
+
+    epoch: int
+
+
+class ClientGone(Control, frozen=True):
+    """To the tokenizer: this client left, died or was silent too long."""
+
+    name: str
+
+
+class Who(Control, frozen=True):
+    """The supervisor does not (or no longer) know the sender: say Hello, and attach again."""
+
+
+class Shutdown(Control, frozen=True):
+    """Stop now. A client learns so that the daemon is gone."""
+
+    why: str
+
+
+class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `octavo status`. `generation` is that of its state, as in the topology."""
+
+    role: str
+    name: str
+    pid: int | None
+    generation: int
+    state: str
+    restarts: int
+    progress_age_s: float | None
+    stats: dict[str, int]
+
+
+class Status(Control, frozen=True, kw_only=True):
+    state: str
+    epoch: int
+    actors: list[ActorStatus]
+
+
+ToSupervisor: TypeAlias = Hello | Ready | Heartbeat | TopologyAck | Bye | AskStatus
+ToMember: TypeAlias = Topology | Go | ClientGone | Who | Shutdown | Status
+
+_encoder = msgspec.msgpack.Encoder()
+_to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(ToSupervisor)
+_to_member: msgspec.msgpack.Decoder[ToMember] = msgspec.msgpack.Decoder(ToMember)
+
+
+def encode(message: Control) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_supervisor(frame: bytes) -> ToSupervisor:
+    """`msgspec.DecodeError` or `ValidationError` if it is none."""
+    return _to_supervisor.decode(frame)
+
+
+def decode_to_member(frame: bytes) -> ToMember:
+    """`msgspec.DecodeError` or `ValidationError` if it is none."""
+    return _to_member.decode(frame)

@@ -1,0 +1,51 @@
+"""The KV-manager's process: its core in the common shell, and plans that pass through untouched.
+
+The plan's own frame travels on beside the bind that the core made of it; it is never encoded again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo.core.actor import CoreActor
+from octavo.core.config.schema import Config
+from octavo.core.control import Topology
+from octavo.core.kv.build import build
+from octavo.core.kv.core import KvCore
+from octavo.core.machine import Outbound
+from octavo.core.messages import Role, StepBind, encode
+from octavo.core.station import Arrival
+
+
+class KvActor(CoreActor[KvCore]):
+    def can_start(self, topology: Topology) -> bool:
+        """The pool describes the bytes of one executor, so it is made when that one is there."""
+        executor = topology.member(Role.EXECUTOR)
+        return executor is not None and executor.up
+
+    def beside(self, outbound: Outbound, arrival: Arrival | None) -> list[bytes]:
+        body = encode(outbound.message)
+        if isinstance(outbound.message, StepBind) and arrival is not None:
+            return [arrival.frames[0], body]
+        return [body]
+
+
+def stats(core: KvCore) -> dict[str, int]:
+    pool = core.pool
+    return {
+        "total_blocks": pool.total,
+        "free_blocks": pool.free,
+        "cached_blocks": pool.cached,
+        "used_blocks": pool.total - pool.free - pool.cached,
+    }
+
+
+def run(config: Config, run_dir: Path, generation: int) -> None:
+    KvActor(
+        config,
+        run_dir,
+        Role.KV,
+        generation,
+        make=lambda facts, state: build(config, facts, state),
+        stats=stats,
+    ).run()

@@ -1,0 +1,20 @@
+"""Makes the KV-manager's core from the configuration and the executor's facts."""
+
+from __future__ import annotations
+
+from octavo.core.config.schema import Config
+from octavo.core.kv.core import KvCore
+from octavo.core.messages import Facts
+from octavo.core.policy import PolicyHost, load_policies
+
+
+def build(config: Config, facts: Facts, generation: int) -> KvCore:
+    """A core with an empty pool, for this generation of the KV state."""
+    return KvCore(
+        total_blocks=facts.total_blocks,
+        block_size=facts.block_size,
+        slots=config.scheduler.max_sequences,
+        eviction=PolicyHost(load_policies(config.policies)),
+        generation=generation,
+        caching=config.kv.prefix_cache,
+    )

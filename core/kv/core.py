@@ -1,0 +1,376 @@
+"""The KV-manager's pure core: binds each plan to blocks.
+
+It validates every item of a plan and skips a bad one (answering a rebase), never the step. It decides nothing by
+time or priority. Its state has one generation: for a new one the shell makes a new core.
+
+Everything the executors run is in bind order, which is why a block may be given away the moment its last
+reference goes: whatever still uses it runs before the new owner.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key
+from octavo.core.machine import Outbound, Outputs
+from octavo.core.messages import (
+    Body,
+    Col,
+    Fork,
+    Kind,
+    KvState,
+    Match,
+    Matched,
+    Open,
+    PeerDown,
+    PeerUp,
+    Role,
+    StepAck,
+    StepBind,
+    StepPlan,
+    Tick,
+    col,
+)
+from octavo.core.trace.catalogue import Event, KvEvicted, KvLeak, KvOverdraft, StepBound
+from octavo.policies.contract import Eviction
+
+REFUSED = -1
+"""Rebase end of a residency that does not exist (a refused fork, a slot that is not open)."""
+
+
+@dataclass(slots=True)
+class Residency:
+    """A sequence in a slot: its ids, its block table, and how much of it is in the tree.
+
+    `keys[i]` is the chained key of full block i, for the blocks that have entered the tree."""
+
+    open_id: int
+    namespace: bytes
+    tokens: array[int]
+    table: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Binding:
+    """The bind in the making."""
+
+    opened: list[tuple[int, int, int, list[int]]] = field(default_factory=list)
+    deltas: list[tuple[int, int, int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    rebases: list[tuple[int, int, int]] = field(default_factory=list)
+    allocated: int = 0
+    events: list[Event] = field(default_factory=list)
+
+
+class _Computed(NamedTuple):
+    """A chunk that the previous bind planned: its full blocks enter the tree in the next one."""
+
+    slot: int
+    open_id: int
+    upto: int
+
+
+class KvCore:
+    """Owns block ids, reference counts, block tables and the prefix tree of one replica.
+
+    `slots` is the number of slots of the scheduler; `generation` that of this state."""
+
+    def __init__(
+        self,
+        *,
+        total_blocks: int,
+        block_size: int,
+        slots: int,
+        eviction: Eviction,
+        generation: int,
+        caching: bool = True,
+    ) -> None:
+        self.generation = generation
+        self.pool = BlockPool(total_blocks, eviction)
+        self._eviction = eviction
+        self._block_size = block_size
+        self._caching = caching
+        self._residencies: list[Residency | None] = [None] * slots
+        self._open_ids = np.full(slots, -1, dtype=np.int32)
+        self._ends = np.zeros(slots, dtype=np.int32)
+        """Per slot, the tokens that its table is bound for."""
+        self._held = np.zeros(slots, dtype=np.int32)
+        """Per slot, blocks in its table."""
+        self._known = np.zeros(slots, dtype=np.int32)
+        """Per slot, the tokens known when it was opened: a decode must come after all of them."""
+        self._computed: list[_Computed] = []
+
+    def apply(self, now_ns: int, message: Body) -> Outputs:
+        match message:
+            case StepPlan():
+                return self._bind(message)
+            case Match():
+                cached = self._lookup(message.namespace, message.ids, len(message.ids) - 1)
+                matched = Matched(message.seq, len(cached) * self._block_size)
+                return Outputs([Outbound(Role.SCHEDULER, matched)], [])
+            case PeerUp(role=Role.SCHEDULER):
+                self._release_all()
+                state = KvState(self.pool.total, self.pool.free, self.pool.evictable)
+                return Outputs([Outbound(Role.SCHEDULER, state)], [])
+            case PeerDown(role=Role.SCHEDULER):
+                self._release_all()
+                return Outputs([], self._check_idle())
+            case PeerUp() | PeerDown() | Tick():
+                return Outputs([], [])
+            case _:
+                raise TypeError(f"the KV-manager takes no {type(message).__name__}")
+
+    def tables(self) -> list[list[int]]:
+        """The block tables of all residencies."""
+        return [r.table for r in self._residencies if r is not None]
+
+    def _check_idle(self) -> list[Event]:
+        """With nothing resident, free + cached = total. If not: say so with a dump, and start with an empty pool."""
+        pool = self.pool
+        if any(r is not None for r in self._residencies) or pool.free + pool.cached == pool.total == pool.available:
+            return []
+        leak = KvLeak(
+            total=pool.total,
+            free=pool.free,
+            cached=pool.cached,
+            in_use=pool.total - pool.available,
+            dump="; ".join(pool.audit(())),
+        )
+        self.pool = BlockPool(pool.total, self._eviction)
+        return [leak]
+
+    # ── binding ──────────────────────────────────────────────────────────────────────────────────
+
+    def _bind(self, plan: StepPlan) -> Outputs:
+        binding = _Binding()
+        evicted_before = self.pool.evicted
+        now_ns = plan.now_ns
+        for computed in self._computed:
+            self._insert(binding, computed.slot, computed.open_id, computed.upto, now_ns)
+        self._computed = []
+        self._commit(binding, plan)
+        for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
+            self._release(slot, open_id)
+        for opening in plan.opens:
+            self._open(binding, opening, now_ns)
+        for forking in plan.forks:
+            self._fork(binding, forking)
+        self._bind_items(binding, plan)
+        bind = self._step_bind(plan.step, binding)
+        ack = StepAck(
+            plan.step,
+            self.pool.free,
+            self.pool.evictable,
+            *(col([rebase[i] for rebase in binding.rebases]) for i in range(3)),
+        )
+        evicted = self.pool.evicted - evicted_before
+        events = [
+            *binding.events,
+            StepBound(
+                step=plan.step,
+                allocated=binding.allocated,
+                free=self.pool.free,
+                evictable=self.pool.evictable,
+                evicted=evicted,
+                copies=len(binding.copies),
+                skipped=len(binding.skipped),
+            ),
+        ]
+        if evicted:
+            events.append(KvEvicted(step=plan.step, blocks=evicted))
+        events += self._check_idle()
+        return Outputs([Outbound(Role.EXECUTOR, bind), Outbound(Role.SCHEDULER, ack)], events)
+
+    def _step_bind(self, step: int, binding: _Binding) -> StepBind:
+        # A slot released after its commit has no table left to re-point; its successor has another open_id.
+        deltas = [d for d in binding.deltas if self._open_ids[d[0]] == d[1]]
+        opened = binding.opened
+        return StepBind(
+            kv_gen=self.generation,
+            step=step,
+            opened_slot=col([o[0] for o in opened]),
+            opened_open_id=col([o[1] for o in opened]),
+            opened_group=col([0] * len(opened)),
+            opened_len=col([o[2] for o in opened]),
+            opened_n=col([len(o[3]) for o in opened]),
+            opened_blocks=col([block for o in opened for block in o[3]]),
+            delta_slot=col([d[0] for d in deltas]),
+            delta_group=col([0] * len(deltas)),
+            delta_index=col([d[2] for d in deltas]),
+            delta_block=col([d[3] for d in deltas]),
+            copy_src=col([c[0] for c in binding.copies]),
+            copy_dst=col([c[1] for c in binding.copies]),
+            skipped=col(binding.skipped),
+        )
+
+    def _resident(self, slot: int, open_id: int) -> Residency | None:
+        if not 0 <= slot < len(self._residencies):
+            return None
+        residency = self._residencies[slot]
+        return residency if residency is not None and residency.open_id == open_id else None
+
+    def _commit(self, binding: _Binding, plan: StepPlan) -> None:
+        at = 0
+        for slot, open_id, kv_len, n in zip(
+            plan.commit_slot.tolist(),
+            plan.commit_open_id.tolist(),
+            plan.commit_kv_len.tolist(),
+            plan.commit_n.tolist(),
+            strict=True,
+        ):
+            if (residency := self._resident(slot, open_id)) is not None:
+                residency.tokens.extend(plan.commit_tokens[at : at + n].tolist())
+                self._insert(binding, slot, open_id, kv_len, plan.now_ns)
+            at += n
+
+    def _insert(self, binding: _Binding, slot: int, open_id: int, upto: int, now_ns: int) -> None:
+        """Put the residency's full blocks below position `upto` into the tree; where the tree has the prefix
+        already, re-point the table to the canonical block and give up the duplicate."""
+        residency = self._resident(slot, open_id)
+        if residency is None or not self._caching:
+            return
+        size, table, keys = self._block_size, residency.table, residency.keys
+        for i in range(len(keys), min(upto, len(residency.tokens)) // size):
+            key = chain_key(
+                keys[-1] if keys else residency.namespace, residency.tokens[i * size : (i + 1) * size].tobytes()
+            )
+            block = table[i]
+            canonical = self.pool.insert(block, key, table[i - 1] if i else NO_BLOCK)
+            if canonical != block:
+                self.pool.acquire(canonical)
+                self.pool.release(block)
+                table[i] = canonical
+                binding.deltas.append((slot, open_id, i, canonical))
+            self.pool.touch(canonical, now_ns)
+            keys.append(key)
+
+    def _release(self, slot: int, open_id: int) -> None:
+        residency = self._resident(slot, open_id)
+        if residency is None:
+            return
+        for block in residency.table:
+            self.pool.release(block)
+        self._residencies[slot] = None
+        self._open_ids[slot] = -1
+
+    def _release_all(self) -> None:
+        for slot, residency in enumerate(self._residencies):
+            if residency is not None:
+                self._release(slot, residency.open_id)
+        self._computed = []
+
+    def _lookup(self, namespace: bytes, ids: Col, limit: int) -> list[tuple[bytes, int]]:
+        """(key, block) of the longest cached prefix of whole blocks within the first `limit` tokens."""
+        if not self._caching:
+            return []
+        size = self._block_size
+        data = np.ascontiguousarray(ids, dtype=np.int32).tobytes()
+        found: list[tuple[bytes, int]] = []
+        key = namespace
+        for i in range(min(limit, len(ids)) // size):
+            key = chain_key(key, data[4 * i * size : 4 * (i + 1) * size])
+            block = self.pool.find(key)
+            if block is None:
+                break
+            found.append((key, block))
+        return found
+
+    def _take_slot(self, slot: int, residency: Residency, end: int) -> None:
+        self._residencies[slot] = residency
+        self._open_ids[slot] = residency.open_id
+        self._ends[slot] = end
+        self._held[slot] = len(residency.table)
+        self._known[slot] = len(residency.tokens)
+
+    def _open(self, binding: _Binding, o: Open, now_ns: int) -> None:
+        if not self._slot_is_free(binding, o.slot, o.open_id):
+            return
+        cached = self._lookup(o.namespace, o.ids, min(o.cached, len(o.ids) - 1))
+        for _, block in cached:
+            self.pool.acquire(block)
+            self.pool.touch(block, now_ns, hit=True)
+        table = [block for _, block in cached]
+        end = len(table) * self._block_size
+        residency = Residency(o.open_id, o.namespace, array("i", o.ids.tolist()), table, [key for key, _ in cached])
+        self._take_slot(o.slot, residency, end)
+        binding.opened.append((o.slot, o.open_id, end, list(table)))
+        if end < o.cached:
+            binding.rebases.append((o.slot, o.open_id, end))
+
+    def _fork(self, binding: _Binding, f: Fork) -> None:
+        parent = self._resident(f.parent_slot, f.parent_open_id)
+        if not self._slot_is_free(binding, f.slot, f.open_id):
+            return
+        partial = f.n % self._block_size != 0
+        if parent is None or self._ends[f.parent_slot] < f.n or self.pool.available < partial:
+            binding.rebases.append((f.slot, f.open_id, REFUSED))
+            return
+        full = f.n // self._block_size
+        table = parent.table[:full]
+        for block in table:
+            self.pool.acquire(block)
+        if partial:
+            block = self.pool.allocate()
+            binding.allocated += 1
+            binding.copies.append((parent.table[full], block))
+            table.append(block)
+        tokens = parent.tokens[: f.n]
+        tokens.extend(f.ids.tolist())
+        residency = Residency(f.open_id, parent.namespace, tokens, table, parent.keys[:full])
+        self._take_slot(f.slot, residency, f.n)
+        binding.opened.append((f.slot, f.open_id, f.n, list(table)))
+
+    def _slot_is_free(self, binding: _Binding, slot: int, open_id: int) -> bool:
+        if 0 <= slot < len(self._residencies) and self._residencies[slot] is None:
+            return True
+        binding.rebases.append((slot, open_id, REFUSED))
+        return False
+
+    def _bind_items(self, binding: _Binding, plan: StepPlan) -> None:
+        if not len(plan.slot):
+            return
+        slots, size = plan.slot, self._block_size
+        inside = (slots >= 0) & (slots < len(self._open_ids))
+        known = np.where(inside, slots, 0)
+        chunk = plan.kind == Kind.CHUNK
+        valid = inside & (self._open_ids[known] == plan.open_id) & (plan.n > 0)
+        resident = valid.copy()
+        ends = self._ends[known]
+        valid &= np.where(chunk, plan.start_or_cap == ends, ends >= self._known[known])
+        if len(np.unique(slots)) != len(slots):
+            first = np.zeros(len(slots), dtype=np.bool_)
+            first[np.unique(slots, return_index=True)[1]] = True
+            valid &= first
+        capacity = np.where(chunk, plan.start_or_cap + plan.n, plan.start_or_cap)
+        need = np.where(valid, np.maximum(0, -(-capacity // size) - self._held[known]), 0)
+        if int(need.sum()) > self.pool.available:  # serve what fits, in order
+            binding.events.append(KvOverdraft(step=plan.step, need=int(need.sum()), available=self.pool.available))
+            valid &= np.cumsum(need) <= self.pool.available
+            need = np.where(valid, need, 0)
+        self.pool.reserve(int(need.sum()))
+        for i in np.flatnonzero(need).tolist():
+            self._grow(binding, int(slots[i]), int(need[i]))
+        bound = known[valid]
+        self._ends[bound] = np.maximum(self._ends[bound], capacity[valid])
+        for i in np.flatnonzero(~valid).tolist():
+            end = int(self._ends[known[i]]) if resident[i] else REFUSED
+            binding.skipped.append(i)
+            binding.rebases.append((int(slots[i]), int(plan.open_id[i]), end))
+        for i in np.flatnonzero(valid & chunk).tolist():
+            self._computed.append(_Computed(int(slots[i]), int(plan.open_id[i]), int(capacity[i])))
+
+    def _grow(self, binding: _Binding, slot: int, need: int) -> None:
+        residency = self._residencies[slot]
+        assert residency is not None  # the caller validated the item
+        for _ in range(need):
+            block = self.pool.allocate()
+            binding.deltas.append((slot, residency.open_id, len(residency.table), block))
+            residency.table.append(block)
+        binding.allocated += need
+        self._held[slot] += need

@@ -1,0 +1,200 @@
+"""The block pool and the prefix tree over it: who holds which block, and which cached block stands for which prefix.
+
+The tree is block-granular: a node is a full block, its key the hash of its tokens chained with its parent's key, so
+a prefix is found by walking keys. Everything about a node lives in columns indexed by block id.
+
+    free ──allocate──▶ in use ──insert──▶ in use and cached ──last release──▶ cached (evictable)
+      ▲                   │ last release                                            │ evict
+      └───────────────────┴─────────────────────────────────────────────────────────┘
+
+Knows nothing of slots, requests, time or priority.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from hashlib import sha256
+
+import numpy as np
+
+from octavo.policies.contract import Eviction, Leaves
+
+NO_BLOCK = -1
+
+
+class OutOfBlocks(Exception):
+    """Nothing is free and nothing can be evicted: the scheduler spent credit it did not have."""
+
+
+def chain_key(parent: bytes, block_tokens: bytes) -> bytes:
+    """Key of a block: sha256 over its parent's key (the namespace, for the first block) and its int32 ids."""
+    return sha256(parent + block_tokens).digest()[:16]
+
+
+class BlockPool:
+    """`total` blocks of equal size.
+
+    Always: free + cached-and-unreferenced + referenced = total. A table that refers to a cached block refers to
+    all of its ancestors too, so an unreferenced node has no referenced descendant and can be evicted leaf by leaf.
+    """
+
+    def __init__(self, total: int, eviction: Eviction) -> None:
+        self.total = total
+        self.evictable = 0
+        self.evicted = 0
+        self._eviction = eviction
+        self._free = list(range(total - 1, -1, -1))
+        self._refs = [0] * total
+        self._key: list[bytes | None] = [None] * total
+        self._parent = [NO_BLOCK] * total
+        self._by_key: dict[bytes, int] = {}
+        self._children = np.zeros(total, dtype=np.int32)
+        self._depth = np.zeros(total, dtype=np.int32)
+        self._hits = np.zeros(total, dtype=np.int32)
+        self._used_ns = np.zeros(total, dtype=np.int64)
+        self._used = np.zeros(total, dtype=np.int64)
+        self._unreferenced = np.zeros(total, dtype=np.bool_)
+        """Cached and without a reference: what eviction may take."""
+        self._clock = 0
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def available(self) -> int:
+        return len(self._free) + self.evictable
+
+    @property
+    def cached(self) -> int:
+        return len(self._by_key)
+
+    def allocate(self) -> int:
+        """A block with one reference and no key; evicts if nothing is free."""
+        if not self._free:
+            self._evict(1)
+        block = self._free.pop()
+        self._refs[block] = 1
+        return block
+
+    def reserve(self, need: int) -> None:
+        """Evict so that the next `need` allocations find free blocks."""
+        if need > len(self._free):
+            self._evict(need - len(self._free))
+
+    def acquire(self, block: int) -> None:
+        """One more reference to a block that is in use or cached."""
+        if self._refs[block] == 0:
+            self.evictable -= 1
+            self._unreferenced[block] = False
+        self._refs[block] += 1
+
+    def release(self, block: int) -> None:
+        """One reference less; the last one frees the block, or leaves it cached."""
+        self._refs[block] -= 1
+        if self._refs[block] == 0:
+            if self._key[block] is None:
+                self._free.append(block)
+            else:
+                self.evictable += 1
+                self._unreferenced[block] = True
+
+    def find(self, key: bytes) -> int | None:
+        """The block that stands for this prefix, if it is cached."""
+        return self._by_key.get(key)
+
+    def insert(self, block: int, key: bytes, parent: int) -> int:
+        """Put a full block under its parent block (NO_BLOCK at the root); gives the block that holds this prefix
+        from now on, which is another one if the tree had it already."""
+        canonical = self._by_key.get(key)
+        if canonical is not None:
+            return canonical
+        self._by_key[key] = block
+        self._key[block] = key
+        self._parent[block] = parent
+        self._hits[block] = 0
+        self._depth[block] = 0
+        if parent != NO_BLOCK:
+            self._children[parent] += 1
+            self._depth[block] = self._depth[parent] + 1
+        return block
+
+    def touch(self, block: int, now_ns: int, *, hit: bool = False) -> None:
+        """Note a use of a cached block, for eviction policies."""
+        self._clock += 1
+        self._used[block] = self._clock
+        self._used_ns[block] = now_ns
+        if hit:
+            self._hits[block] += 1
+
+    def _evict(self, need: int) -> None:
+        """Evict `need` blocks, lowest score first. A parent becomes a leaf when its last child goes."""
+        if need > self.evictable:
+            raise OutOfBlocks(f"{need} blocks to evict, {self.evictable} evictable, {self.free} free of {self.total}")
+        leaves = np.flatnonzero(self._unreferenced & (self._children == 0))
+        heap = list(zip(self._score(need, leaves), leaves.tolist(), strict=True))
+        heapq.heapify(heap)
+        for left in range(need, 0, -1):
+            _, block = heapq.heappop(heap)
+            parent = self._forget(block)
+            if parent != NO_BLOCK and self._unreferenced[parent] and self._children[parent] == 0:
+                heapq.heappush(heap, (self._score(left, np.asarray([parent]))[0], parent))
+
+    def _score(self, need: int, leaves: np.ndarray[tuple[int], np.dtype[np.intp]]) -> list[float]:
+        view = Leaves(
+            last_used_ns=self._used_ns[leaves],
+            last_used=self._used[leaves],
+            hits=self._hits[leaves],
+            depth=self._depth[leaves],
+        )
+        scores: list[float] = self._eviction.rank(need, view).tolist()
+        return scores
+
+    def _forget(self, block: int) -> int:
+        """Take an unreferenced leaf out of the tree and free it; gives its parent."""
+        key, parent = self._key[block], self._parent[block]
+        if key is not None:
+            del self._by_key[key]
+        self._key[block] = None
+        self._parent[block] = NO_BLOCK
+        self._unreferenced[block] = False
+        if parent != NO_BLOCK:
+            self._children[parent] -= 1
+        self.evictable -= 1
+        self.evicted += 1
+        self._free.append(block)
+        return parent
+
+    def audit(self, tables: Iterable[Iterable[int]]) -> list[str]:
+        """What is wrong with the accounts, given all block tables; empty if nothing is. O(total)."""
+        refs = Counter(block for table in tables for block in table)
+        wrong = []
+        free = set(self._free)
+        if len(free) != len(self._free):
+            wrong.append("a block is free twice")
+        for block in range(self.total):
+            cached = self._key[block] is not None
+            if self._refs[block] != refs[block]:
+                wrong.append(f"block {block}: {self._refs[block]} references counted, {refs[block]} held")
+            if (block in free) != (refs[block] == 0 and not cached):
+                wrong.append(f"block {block}: free {block in free}, references {refs[block]}, cached {cached}")
+            if bool(self._unreferenced[block]) != (cached and refs[block] == 0):
+                wrong.append(f"block {block}: evictable {bool(self._unreferenced[block])}, references {refs[block]}")
+            parent = self._parent[block]
+            if cached and parent != NO_BLOCK and self._key[parent] is None:
+                wrong.append(f"block {block}: its parent {parent} is not cached")
+            if cached and parent != NO_BLOCK and refs[block] > 0 and refs[parent] == 0:
+                wrong.append(f"block {block} is referenced, its parent {parent} is not")
+        children = Counter(p for p in self._parent if p != NO_BLOCK)
+        wrong += [
+            f"block {block}: {n} children counted, {children[block]} there"
+            for block, n in enumerate(self._children.tolist())
+            if n != children[block]
+        ]
+        if self.evictable != int(self._unreferenced.sum()):
+            wrong.append(f"{self.evictable} evictable counted, {int(self._unreferenced.sum())} there")
+        if len(self._by_key) != sum(key is not None for key in self._key):
+            wrong.append("the tree and the blocks' keys disagree")
+        return wrong

@@ -1,0 +1,1 @@
+"""The scheduler: which requests exist, their tokens, order, slots and credit."""

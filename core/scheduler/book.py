@@ -1,0 +1,135 @@
+"""Which requests exist and where each of their sequences is: waiting, in a slot, or done. All moves are made here.
+
+Knows nothing of steps or of peers; what it has to tell goes into the outbox.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.core.machine import Outbound
+from octavo.core.messages import Match, Matched, Message, Role, col
+from octavo.core.scheduler.planner import Planner
+from octavo.core.scheduler.rows import Rows
+from octavo.core.scheduler.sequence import Request, Sequence, State
+from octavo.core.scheduler.waiting import Queue
+from octavo.core.trace.catalogue import Event, RequestFinished, RequestMatched
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What one call of the core has to say."""
+
+    messages: list[Outbound] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def send(self, role: Role, message: Message) -> None:
+        self.messages.append(Outbound(role, message))
+
+    def send_rows(self, step: int, rows: Rows) -> None:
+        if (message := rows.message(step)) is not None:
+            self.send(Role.TOKENIZER, message)
+
+
+class Book:
+    """The requests by id, and the moves of their sequences between the queue, the slots and the end."""
+
+    def __init__(self, queue: Queue, planner: Planner) -> None:
+        self.queue = queue
+        self.requests: dict[str, Request] = {}
+        self.outbox = Outbox()
+        self.can_match = False
+        """The KV-manager is there to answer."""
+        self._planner = planner
+        self._unmatched: dict[int, Sequence] = {}
+        """Waiting sequences whose match is asked for, by seq_id."""
+
+    def ask_match(self, sequence: Sequence) -> None:
+        """Its hint is unknown until the KV-manager answers."""
+        sequence.hint = None
+        self._unmatched[sequence.seq_id] = sequence
+        if self.can_match:
+            namespace = sequence.request.asked.namespace
+            self.outbox.send(Role.KV, Match(sequence.seq_id, namespace, col(sequence.tokens)))
+
+    def ask_all_matches(self) -> None:
+        """The KV-manager is there (again): ask for everyone who waits on its own account."""
+        self.can_match = True
+        for sequence in self.queue:
+            if sequence.fork_of is None:
+                self.ask_match(sequence)
+
+    def matched(self, answer: Matched) -> None:
+        sequence = self._unmatched.pop(answer.seq, None)
+        if sequence is None or sequence.state is not State.WAITING:
+            return
+        sequence.hint = min(answer.cached, len(sequence.tokens) - 1)
+        self.queue.changed()
+        self.outbox.events.append(
+            RequestMatched(
+                request_id=sequence.request.id, choice=sequence.choice, cached=sequence.hint, known=len(sequence.tokens)
+            )
+        )
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Back from its slot to waiting, to be opened anew from its tokens."""
+        self._planner.release(sequence.slot)
+        sequence.state, sequence.slot = State.WAITING, -1
+        self.queue.add(sequence)
+        self.ask_match(sequence)
+
+    def finish(self, now_ns: int, sequence: Sequence, reason: str, detail: str = "", rows: Rows | None = None) -> None:
+        """The choice has ended; `rows`, if given, tell its client so."""
+        request = sequence.request
+        self.leave(sequence)
+        sequence.finish = reason
+        if rows is not None:
+            rows.end(sequence, reason, detail)
+        self.outbox.events.append(
+            RequestFinished(
+                request_id=request.id,
+                choice=sequence.choice,
+                finish=reason,
+                detail=detail,
+                prompt_tokens=request.prompt_len,
+                output_tokens=sequence.outputs,
+                cached=max(0, sequence.cached),
+                dropped=sequence.dropped,
+                preemptions=sequence.preemptions,
+                since_queued_ns=now_ns - request.arrival_ns,
+            )
+        )
+
+    def leave(self, sequence: Sequence) -> None:
+        """Out of the slot or the queue, for good; those that wait to share its prompt go the ordinary way."""
+        if sequence.state is State.RESIDENT:
+            self._planner.release(sequence.slot)
+            sequence.slot = -1
+        elif sequence.state is State.WAITING:
+            self.queue.remove(sequence)
+            self._unmatched.pop(sequence.seq_id, None)
+        sequence.state = State.DONE
+        for other in sequence.request.sequences:
+            if other.fork_of is sequence:
+                other.fork_of = None
+                if other.state is State.WAITING:
+                    self.ask_match(other)
+
+    def drop(self, now_ns: int, request: Request, why: str) -> None:
+        """Nobody wants it any more."""
+        for sequence in reversed(request.sequences):  # parents last: nobody is matched in vain
+            if sequence.state is not State.DONE:
+                self.finish(now_ns, sequence, "cancelled", why)
+        del self.requests[request.id]
+
+    def forget_if_done(self, request: Request) -> None:
+        """A request that ended while its client had no way to hear of it is kept until it is resumed."""
+        if request.done and not request.orphan:
+            self.requests.pop(request.id, None)
+
+
+def finish_reason(sequence: Sequence) -> str:
+    """Why the sequence ends with its last token, or "" if it goes on."""
+    if len(sequence.tokens) > sequence.request.prompt_len and sequence.tokens[-1] in sequence.request.stop_ids:
+        return "stop"
+    return "length" if len(sequence.tokens) >= sequence.request.limit else ""

@@ -1,0 +1,24 @@
+"""Makes the scheduler's core from the configuration and the executor's facts."""
+
+from __future__ import annotations
+
+from octavo.core.config.schema import Config
+from octavo.core.messages import Facts
+from octavo.core.policy import PolicyHost, load_policies
+from octavo.core.scheduler.core import SchedulerCore
+
+
+def build(config: Config, facts: Facts, generation: int) -> SchedulerCore:
+    """An empty scheduler of this generation."""
+    return SchedulerCore(
+        host=PolicyHost(load_policies(config.policies)),
+        generation=generation,
+        slots=config.scheduler.max_sequences,
+        block_size=facts.block_size,
+        total_blocks=facts.total_blocks,
+        context=min(facts.context, config.model.context or facts.context),
+        chunk_budget=config.scheduler.chunk_budget,
+        depth=config.scheduler.depth,
+        waiting_window=config.scheduler.waiting_window,
+        max_waiting=config.scheduler.max_waiting,
+    )

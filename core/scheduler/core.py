@@ -1,0 +1,129 @@
+"""The scheduler's pure core: which requests exist, their tokens, order, slots and credit. It never knows a block id.
+
+A message comes in, its part of the state changes, then as many steps are planned as may be under way:
+
+    intake ──▶ book ◀──▶ steps ──▶ planner ──▶ StepPlan
+    (asked)   (who is    (under     (who runs in the next one)
+               where)     way)
+"""
+
+from __future__ import annotations
+
+from octavo.core.machine import Outputs
+from octavo.core.messages import (
+    Body,
+    Cancel,
+    Enqueue,
+    KvState,
+    Matched,
+    PeerDown,
+    PeerUp,
+    Role,
+    StepAck,
+    StepResult,
+    Stop,
+    Tick,
+)
+from octavo.core.policy import PolicyHost
+from octavo.core.scheduler.book import Book, Outbox
+from octavo.core.scheduler.credit import Ledger
+from octavo.core.scheduler.intake import Intake
+from octavo.core.scheduler.planner import Planner
+from octavo.core.scheduler.slots import Slots
+from octavo.core.scheduler.steps import Steps
+from octavo.core.scheduler.waiting import Queue
+
+
+class SchedulerCore:
+    """One replica's scheduler. `context` is the longest sequence the model takes, in tokens; the KV pool has
+    `total_blocks` of `block_size` tokens."""
+
+    def __init__(
+        self,
+        *,
+        host: PolicyHost,
+        generation: int,
+        slots: int,
+        block_size: int,
+        total_blocks: int,
+        context: int,
+        chunk_budget: int,
+        depth: int,
+        waiting_window: int = 256,
+        max_waiting: int = 4096,
+    ) -> None:
+        self._host = host
+        self._slots = Slots(slots, block_size)
+        self._ledger = Ledger()
+        queue = Queue(waiting_window)
+        self._planner = Planner(
+            self._slots, queue, self._ledger, host, chunk_budget=chunk_budget, depth=depth, generation=generation
+        )
+        self._book = Book(queue, self._planner)
+        self._steps = Steps(self._book, self._slots, self._ledger, self._planner, depth)
+        self._intake = Intake(
+            self._book, context=context, block_size=block_size, total_blocks=total_blocks, max_waiting=max_waiting
+        )
+        self._kv_ready = False
+        self._executor_up = False
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """For status and health."""
+        return {
+            "running": self._slots.running,
+            "waiting": len(self._book.queue),
+            "requests": len(self._book.requests),
+            "blocks_total": self._ledger.total,
+            "blocks_available": self._ledger.available,
+            "step": self._planner.last_step,
+        }
+
+    def apply(self, now_ns: int, message: Body) -> Outputs:
+        outbox = self._book.outbox = Outbox()
+        match message:
+            case StepResult():
+                self._steps.result(now_ns, message)
+            case StepAck():
+                self._steps.ack(message)
+            case Enqueue():
+                self._intake.enqueue(now_ns, message)
+            case Matched():
+                self._book.matched(message)
+            case Stop():
+                self._intake.stop(now_ns, message)
+            case Cancel():
+                self._intake.cancel(now_ns, message.request_id)
+            case KvState():
+                self._ledger.reset(message.total, message.free + message.evictable)
+                self._kv_ready = True
+                self._book.ask_all_matches()
+            case PeerUp():
+                self._on_peer_up(now_ns, message)
+            case PeerDown():
+                self._on_peer_down(now_ns, message)
+            case Tick():
+                pass
+            case _:
+                raise TypeError(f"the scheduler takes no {type(message).__name__}")
+        self._intake.expire_orphans(now_ns)
+        if self._kv_ready and self._executor_up:
+            self._steps.plan(now_ns)
+        outbox.events += self._host.drain_events()
+        return Outputs(outbox.messages, outbox.events, self._intake.orphans_at)
+
+    def _on_peer_up(self, now_ns: int, peer: PeerUp) -> None:
+        if peer.role is Role.EXECUTOR:
+            self._executor_up = True
+        elif peer.role is Role.TOKENIZER:
+            self._intake.tokenizer_back(now_ns)
+
+    def _on_peer_down(self, now_ns: int, peer: PeerDown) -> None:
+        if peer.role is Role.TOKENIZER:
+            self._intake.tokenizer_lost()
+        elif peer.role in (Role.KV, Role.EXECUTOR):
+            self._kv_ready = False
+            if peer.role is Role.EXECUTOR:
+                self._executor_up = False
+                self._steps.blame(now_ns)
+            self._steps.recover(now_ns)

@@ -1,0 +1,126 @@
+"""The resident sequences as columns by slot: what a step is planned from.
+
+Lengths of a resident sequence, in tokens:
+
+    0 ────────── planned ───── known ───────── known + in flight (at most) ─── limit
+      KV computed or planned     │ sampled by steps whose results are not here yet
+                                 └ tokens the scheduler knows
+
+Knows nothing of blocks' ids, of messages or of time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo.core.messages import Col
+from octavo.policies.contract import Ints, Mask, Running, Times
+
+if TYPE_CHECKING:
+    from octavo.core.scheduler.sequence import Sequence
+
+
+class Slots:
+    """`count` slots. Columns have shape [count]; rows of free slots are meaningless but `open_id` (-1) and `active`."""
+
+    def __init__(self, count: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.sequences: list[Sequence | None] = [None] * count
+        self.free = list(range(count - 1, -1, -1))
+        self.active: Mask = np.zeros(count, dtype=np.bool_)
+        self.open_id: Col = np.full(count, -1, dtype=np.int32)
+        self.known: Col = np.zeros(count, dtype=np.int32)
+        self.planned: Col = np.zeros(count, dtype=np.int32)
+        self.prompt: Col = np.zeros(count, dtype=np.int32)
+        self.limit: Col = np.zeros(count, dtype=np.int32)
+        self.in_flight: Col = np.zeros(count, dtype=np.int32)
+        """Items in flight that sample: each yields at least one token."""
+        self.in_flight_most: Col = np.zeros(count, dtype=np.int32)
+        """Most tokens that the items in flight yield together."""
+        self.blocks: Col = np.zeros(count, dtype=np.int32)
+        """Blocks held or promised by debits."""
+        self.committed: Col = np.zeros(count, dtype=np.int32)
+        """Tokens that the KV-manager knows."""
+        self.decoding: Mask = np.zeros(count, dtype=np.bool_)
+        """All known tokens at its opening are planned; it goes on from its own last token."""
+        self.rebase_fence: Col = np.zeros(count, dtype=np.int32)
+        """Rebases by steps up to this one are already taken into account."""
+        self.planned_in: Col = np.zeros(count, dtype=np.int32)
+        """Step of its latest chunk."""
+        self.arrival_ns: Times = np.zeros(count, dtype=np.int64)
+        self.order: Times = np.zeros(count, dtype=np.int64)
+        self.priority: Ints = np.zeros(count, dtype=np.int32)
+        self.deadline_ns: Times = np.zeros(count, dtype=np.int64)
+        self.tenant: Ints = np.zeros(count, dtype=np.int32)
+        self.preemptions: Ints = np.zeros(count, dtype=np.int32)
+
+    @property
+    def running(self) -> int:
+        return len(self.sequences) - len(self.free)
+
+    def blocks_for(self, tokens: Col) -> Col:
+        """Blocks that hold this many tokens."""
+        return -(-tokens // self.block_size)
+
+    def take(self, sequence: Sequence, open_id: int, planned: int) -> int:
+        """Give the sequence a slot, starting with `planned` tokens that need not be computed."""
+        slot = self.free.pop()
+        request = sequence.request
+        self.sequences[slot] = sequence
+        self.active[slot] = True
+        self.open_id[slot] = open_id
+        self.known[slot] = self.committed[slot] = len(sequence.tokens)
+        self.planned[slot] = planned
+        self.prompt[slot] = request.prompt_len
+        self.limit[slot] = request.limit
+        self.in_flight[slot] = self.in_flight_most[slot] = self.blocks[slot] = 0
+        self.rebase_fence[slot] = self.planned_in[slot] = 0
+        self.decoding[slot] = False
+        self.arrival_ns[slot] = request.arrival_ns
+        self.order[slot] = request.order
+        self.priority[slot] = request.asked.priority
+        self.deadline_ns[slot] = deadline(request.asked.deadline_ns)
+        self.tenant[slot] = request.tenant
+        self.preemptions[slot] = sequence.preemptions
+        return slot
+
+    def leave(self, slot: int) -> None:
+        """Free the slot for the next plan."""
+        self.sequences[slot] = None
+        self.active[slot] = self.decoding[slot] = False
+        self.open_id[slot] = -1
+        self.free.append(slot)
+
+    def oldest_first(self, mask: Mask) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+        """The slots of a mask in order of arrival."""
+        slots = np.flatnonzero(mask)
+        return slots[np.lexsort((slots, self.order[slots], self.arrival_ns[slots]))]
+
+    def view(self, slots: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Running:
+        """What policies see of these slots, in this order; copies, so that nothing can be changed through it."""
+        columns = (
+            self.arrival_ns[slots],
+            self.known[slots],
+            self.planned[slots],
+            self.prompt[slots],
+            self.limit[slots] - self.known[slots],
+            self.priority[slots],
+            self.deadline_ns[slots],
+            self.tenant[slots],
+            self.preemptions[slots],
+            self.blocks[slots],
+            self.decoding[slots],
+        )
+        for column in columns:
+            column.flags.writeable = False
+        return Running(*columns)
+
+
+NO_DEADLINE = np.iinfo(np.int64).max
+
+
+def deadline(deadline_ns: int | None) -> int:
+    """A deadline as a column holds it."""
+    return int(NO_DEADLINE) if deadline_ns is None else deadline_ns

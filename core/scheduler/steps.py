@@ -1,0 +1,196 @@
+"""The steps under way: planned, acked by the KV-manager, answered by the executor, or given up in a recovery.
+
+A result, an ack or a rebase counts only for the residency (slot, open_id) that it names; of an earlier residency only
+the sampled tokens count, and only while the sequence has no other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.core.messages import Role, StepAck, StepResult, TokenLogprob
+from octavo.core.scheduler.book import Book, finish_reason
+from octavo.core.scheduler.credit import Ledger
+from octavo.core.scheduler.planner import Outstanding, Planner
+from octavo.core.scheduler.rows import Rows
+from octavo.core.scheduler.sequence import CLEARED_AFTER, SUSPECT_DEATHS, Sequence, State
+from octavo.core.scheduler.slots import Slots
+from octavo.core.trace.catalogue import RequestFirstToken, RequestRebased, RequestRecovered, StepCompleted
+
+
+class Steps:
+    """Plans up to `depth` steps ahead of their results, and takes what comes back."""
+
+    def __init__(self, book: Book, slots: Slots, ledger: Ledger, planner: Planner, depth: int) -> None:
+        self._book = book
+        self._slots = slots
+        self._ledger = ledger
+        self._planner = planner
+        self._depth = depth
+        self._outstanding: dict[int, Outstanding] = {}
+
+    def plan(self, now_ns: int) -> None:
+        """As many steps as may be under way."""
+        book, planner = self._book, self._planner
+        while len(self._outstanding) < self._depth:
+            if not planner.pending and not self._slots.running and not book.queue:
+                return
+            planned = planner.plan(now_ns, idle=not self._outstanding)
+            if planned is None:
+                return
+            plan, outstanding, events = planned
+            self._outstanding[plan.step] = outstanding
+            book.outbox.send(Role.KV, plan)
+            book.outbox.events += events
+            for sequence in planner.sent_back:
+                book.ask_match(sequence)
+            planner.sent_back.clear()
+
+    # ── acks ─────────────────────────────────────────────────────────────────────────────────────
+
+    def ack(self, ack: StepAck) -> None:
+        self._ledger.ack(ack.step, ack.free + ack.evictable)
+        for slot, open_id, end in zip(
+            ack.rebase_slot.tolist(), ack.rebase_open_id.tolist(), ack.rebase_end.tolist(), strict=True
+        ):
+            self._rebase(ack.step, slot, open_id, end)
+
+    def _rebase(self, step: int, slot: int, open_id: int, end: int) -> None:
+        """The residency is bound only up to `end`: plan on from there. What was planned for it before we knew is
+        skipped by the KV-manager in the same way, and says nothing new."""
+        slots = self._slots
+        sequence = slots.sequences[slot]
+        if sequence is None or int(slots.open_id[slot]) != open_id or step <= int(slots.rebase_fence[slot]):
+            return
+        self._book.outbox.events.append(
+            RequestRebased(request_id=sequence.request.id, choice=sequence.choice, step=step, end=end)
+        )
+        if end < 0:  # a fork whose parent was not there: it goes the ordinary way
+            self._book.requeue(sequence)
+            return
+        slots.rebase_fence[slot] = self._planner.last_step
+        slots.planned[slot] = end
+        slots.blocks[slot] = -(-end // slots.block_size)
+        slots.decoding[slot] = False
+        sequence.cached = min(sequence.cached, end)
+
+    # ── results ──────────────────────────────────────────────────────────────────────────────────
+
+    def result(self, now_ns: int, result: StepResult) -> None:
+        outstanding = self._outstanding.pop(result.step, None)
+        if outstanding is None:
+            return  # of a step that a recovery has given up
+        slots, rows, at = self._slots, Rows(), 0
+        current = slots.open_id[outstanding.slot] == outstanding.open_id
+        mine = outstanding.slot[current]
+        slots.in_flight[mine] -= outstanding.yields[current]
+        slots.in_flight_most[mine] -= outstanding.most[current]
+        sequences = dict(zip(outstanding.open_id.tolist(), outstanding.sequences, strict=True))
+        tokens, logprobs = result.tokens.tolist(), result.logprobs
+        for open_id, n, kv_len in zip(
+            result.open_id.tolist(), result.n_new.tolist(), result.kv_len.tolist(), strict=True
+        ):
+            if n:
+                sequence = sequences[open_id]
+                if sequence.state is State.DONE or sequence.open_id != open_id:
+                    sequence.dropped += n
+                else:
+                    aligned = logprobs[at : at + n] if logprobs is not None else None
+                    self._take(now_ns, result.step, sequence, tokens[at : at + n], kv_len, aligned, rows)
+                at += n
+        for failed in result.failed:
+            sequence = sequences[failed.open_id]
+            if sequence.open_id == failed.open_id and sequence.state is not State.DONE:
+                self._finish(now_ns, sequence, "error", failed.reason, rows)
+        self._book.outbox.send_rows(result.step, rows)
+        self._book.outbox.events.append(
+            StepCompleted(step=result.step, new_tokens=len(tokens), latency_ns=now_ns - outstanding.planned_ns)
+        )
+
+    def _take(
+        self,
+        now_ns: int,
+        step: int,
+        sequence: Sequence,
+        new: list[int],
+        kv_len: int,
+        logprobs: list[TokenLogprob | None] | None,
+        rows: Rows,
+    ) -> None:
+        """Sampled tokens of the sequence's latest residency, which may be over already."""
+        request, index = sequence.request, sequence.outputs
+        finish, kept = "", 0
+        for token in new:
+            sequence.tokens.append(token)
+            kept += 1
+            finish = finish_reason(sequence)
+            if finish:
+                sequence.dropped += len(new) - kept
+                new = new[:kept]
+                break
+        if index == 0:
+            self._book.outbox.events.append(
+                RequestFirstToken(
+                    request_id=request.id,
+                    choice=sequence.choice,
+                    step=step,
+                    since_queued_ns=now_ns - request.arrival_ns,
+                )
+            )
+        if sequence.deaths and len(sequence.tokens) - sequence.died_at >= CLEARED_AFTER:
+            sequence.deaths = 0
+        if logprobs is not None:
+            logprobs = logprobs[:kept]
+            if request.asked.sampling.logprobs >= 0:
+                sequence.logprobs += logprobs
+        rows.add(sequence, index, new, logprobs)
+        if sequence.slot >= 0:
+            self._slots.known[sequence.slot] = len(sequence.tokens)
+            self._commit(sequence, min(kv_len, len(sequence.tokens)))
+        else:
+            self._book.queue.changed()
+        if finish:
+            self._finish(now_ns, sequence, finish, "", rows)
+
+    def _commit(self, sequence: Sequence, kv_len: int) -> None:
+        """Tell the KV-manager new tokens, once they complete a block."""
+        slot, slots = sequence.slot, self._slots
+        committed = int(slots.committed[slot])
+        if kv_len // slots.block_size > committed // slots.block_size:
+            self._planner.commits.add(slot, sequence.open_id, kv_len, sequence.tokens[committed:])
+            slots.committed[slot] = len(sequence.tokens)
+
+    def _finish(self, now_ns: int, sequence: Sequence, reason: str, detail: str, rows: Rows) -> None:
+        self._book.finish(now_ns, sequence, reason, detail, rows)
+        self._book.forget_if_done(sequence.request)
+
+    # ── recovery ─────────────────────────────────────────────────────────────────────────────────
+
+    def blame(self, now_ns: int) -> None:
+        """The executor died: whoever was in a step may have caused it."""
+        suspects = {s for o in self._outstanding.values() for s in o.sequences if s.state is not State.DONE}
+        rows = Rows()
+        for sequence in sorted(suspects, key=lambda s: s.order):
+            sequence.deaths += 1
+            sequence.died_at = len(sequence.tokens)
+            if sequence.deaths > SUSPECT_DEATHS:
+                why = f"the executor died {sequence.deaths} times while computing this request, the last time alone"
+                self._finish(now_ns, sequence, "error", f"poison: {why}", rows)
+        self._book.outbox.send_rows(0, rows)
+
+    def recover(self, now_ns: int) -> None:
+        """The KV is lost: every resident sequence waits to be computed again, and nothing under way counts."""
+        self._outstanding.clear()
+        self._book.can_match = False
+        for slot in np.flatnonzero(self._slots.active).tolist():
+            sequence = self._slots.sequences[slot]
+            assert sequence is not None  # the slot is active
+            self._slots.leave(slot)
+            sequence.state, sequence.slot, sequence.open_id = State.WAITING, -1, -1
+            sequence.hint = None
+            sequence.queued_ns = now_ns
+            self._book.queue.add(sequence)
+            self._book.outbox.events.append(
+                RequestRecovered(request_id=sequence.request.id, choice=sequence.choice, deaths=sequence.deaths)
+            )
+        self._planner.reset()

@@ -1,0 +1,124 @@
+"""The loop of an actor process on the step path: poll the mailbox and the control line, hand over what comes.
+
+A plain blocking poll, because an event loop's wake-up costs as much as a hop between processes. Subclasses say
+what a message means (`actor` for pure cores, the executor's own shell for executors). Whatever they raise ends
+the process, and the supervisor starts another: nothing is caught here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import zmq
+
+from octavo.core.config.schema import Config
+from octavo.core.control import Hello, Progress, Shutdown, ToMember, Topology, TopologyAck
+from octavo.core.control_link import ControlLink
+from octavo.core.messages import PeerDown, PeerUp, Role
+from octavo.core.station import Arrival, Station
+from octavo.core.trace.emit import Emitter
+
+BURST = 64
+"""Messages handled before control is looked at again."""
+
+
+class Shell:
+    """One actor's process. `events`, `station` and `link` are for subclasses to use."""
+
+    wakeup_ns: int | None = None
+    """`tick` is called at this monotonic time unless it is changed before."""
+
+    def __init__(self, config: Config, run_dir: Path, role: Role, generation: int) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.role = role
+        self.events = Emitter(run_dir, role, config.trace, generation=generation)
+        self.station = Station(context, run_dir, role, self.events.emit, generation=generation)
+        hello = Hello(role=role, name=role.name.lower(), pid=os.getpid(), generation=generation)
+        self.link = ControlLink(context, run_dir, hello)
+        self._poller = self._watch()
+        self._handled = 0
+        self._stats: dict[str, int] = {}
+
+    # ── what a subclass says ─────────────────────────────────────────────────────────────────────
+
+    def lose(self) -> None:
+        """The own state has a new generation: forget everything."""
+
+    def learn(self, topology: Topology) -> None:
+        """A topology came; it is acknowledged when this returns."""
+
+    def peer(self, news: PeerUp | PeerDown) -> None:
+        """A link went up or down."""
+
+    def take(self, arrival: Arrival) -> None:
+        """A message came."""
+
+    def tick(self) -> None:
+        """The time `wakeup_ns` has come."""
+
+    def stats(self) -> dict[str, int]:
+        """Small numbers for heartbeats; cheap, since it is called whenever the loop has nothing to do."""
+        return {}
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Until the supervisor says `Shutdown`."""
+        with self.events, self.link:
+            while self._control():
+                self._work()
+                self._rest()
+            self.station.close()
+
+    def _control(self) -> bool:
+        while (message := self.link.receive()) is not None:
+            if isinstance(message, Shutdown):
+                return False
+            self._hear(message)
+        return True
+
+    def _hear(self, message: ToMember) -> None:
+        before = self.station.links.generation
+        news = self.station.control(message)
+        if self.station.links.generation != before:
+            self.events.generation = self.station.links.generation
+            self._poller = self._watch()
+            self.lose()
+        for peer in news:
+            self.peer(peer)
+        if isinstance(message, Topology):
+            self.learn(message)
+            self.link.send(TopologyAck(message.epoch))
+
+    def _work(self) -> None:
+        for _ in range(BURST):
+            arrival = self.station.receive()
+            if arrival is None:
+                break
+            self._busy()
+            for peer in arrival.news:
+                self.peer(peer)
+            self.take(arrival)
+        if self.wakeup_ns is not None and time.monotonic_ns() >= self.wakeup_ns:
+            self._busy()
+            self.tick()
+
+    def _busy(self) -> None:
+        self._handled += 1
+        self.link.progress = Progress(counter=self._handled, busy_since_ns=time.monotonic_ns(), stats=self._stats)
+
+    def _rest(self) -> None:
+        self._stats = self.stats()
+        self.link.progress = Progress(counter=self._handled, stats=self._stats)
+        timeout_ms = None
+        if self.wakeup_ns is not None:
+            timeout_ms = max(0, -(-(self.wakeup_ns - time.monotonic_ns()) // 1_000_000))
+        self._poller.poll(timeout_ms)
+
+    def _watch(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(self.station.mailbox.socket, zmq.POLLIN)
+        poller.register(self.link.socket, zmq.POLLIN)
+        return poller

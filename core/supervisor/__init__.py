@@ -1,0 +1,1 @@
+"""The supervisor: which processes exist, their generations and endpoints. Touches no request."""

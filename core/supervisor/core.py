@@ -1,0 +1,326 @@
+"""The supervisor's pure core: which processes exist, which state is alive, and who may speak to whom.
+
+Each method takes what happened and answers with actions; the shell in `main` carries them out. No sockets, no
+processes, no clock. What dies with what is in `table`, what an actor is doing in `child`.
+
+    exited ─▶ bump generations ─▶ Topology(down) ─▶ Spawn … Ready ─▶ Topology(up) ─▶ all TopologyAcks ─▶ Go
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from octavo.core.config.schema import SupervisorConfig
+from octavo.core.control import (
+    DEGRADED,
+    DRAINING,
+    READY,
+    STARTING,
+    ActorStatus,
+    AskStatus,
+    Bye,
+    Go,
+    Heartbeat,
+    Hello,
+    Member,
+    Ready,
+    Shutdown,
+    Status,
+    Topology,
+    TopologyAck,
+    ToSupervisor,
+    Who,
+)
+from octavo.core.messages import Facts, Role
+from octavo.core.supervisor.actions import Action, Kill, Note, Say, Spawn, Stop, Tell
+from octavo.core.supervisor.child import Actor, Phase
+from octavo.core.supervisor.clients import Clients
+from octavo.core.supervisor.table import CHILDREN, MEMBERS
+from octavo.core.trace.catalogue import (
+    ActorExited,
+    ActorReady,
+    ActorRestarted,
+    ActorStalled,
+    ActorStarted,
+    GenerationBumped,
+    ServiceState,
+)
+
+LATE_NS = 1_000_000_000
+"""A tick later than this means that the supervisor itself was held up, which is no fault of its children."""
+
+DRAIN_PAUSE_NS = 1_000_000_000
+"""Numbers count as those of a drained service only when they were sent this long after draining began."""
+
+
+class SupervisorCore:
+    """`endpoint(role, generation)` says where an actor's mailbox is."""
+
+    def __init__(
+        self, config: SupervisorConfig, roles: tuple[Role, ...], endpoint: Callable[[Role, int], str], pid: int
+    ) -> None:
+        self._config = config
+        self._endpoint = endpoint
+        self._pid = pid
+        self.actors = {role: Actor(role) for role in CHILDREN if role in roles}
+        self._clients = Clients()
+        self._epoch = 0
+        self._awaited: set[Role] = set()
+        """Members whose acknowledgement of this epoch is missing."""
+        self._gone = False
+        """Go of this epoch was given."""
+        self._facts: Facts | None = None
+        self._announced = False
+        """The whole service was ready once."""
+        self._drain_ns: int | None = None
+        self._stopping = False
+        self._ticked_ns: int | None = None
+        self._state = ""
+
+    # ── what happens ─────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> list[Action]:
+        """Everything at once; each waits for what it needs."""
+        return [*self._new_state(STARTING, ""), *(Spawn(role, actor.generation) for role, actor in self.actors.items())]
+
+    def spawned(self, role: Role, pid: int, now_ns: int) -> list[Action]:
+        actor = self.actors[role]
+        actor.spawned(pid, now_ns)
+        return [Note(ActorStarted(actor=actor.name, pid=pid, actor_generation=actor.generation))]
+
+    def exited(self, role: Role, code: int, now_ns: int) -> list[Action]:
+        """Its process ended, whyever: its state is lost, and what hangs on it."""
+        actor = self.actors[role]
+        what = f"{actor.name} (pid {actor.pid}) ended with {_exit_text(code)}"
+        actions: list[Action] = [
+            Note(ActorExited(actor=actor.name, pid=actor.pid or 0, actor_generation=actor.generation, code=code))
+        ]
+        if actor.identity is not None:
+            actions += self._clients.lose(actor.identity, self._tokenizer())
+        actor.exited()
+        if self._stopping:
+            return actions
+        if not actor.was_ready:
+            return [*actions, *self._stop(1, f"{what} before it was ready; see its lines above")]
+        actions.append(Say("warning", f"{what}; restarting"))
+        for lost in CHILDREN[role].bumps:
+            actions += self._bump(self.actors[lost], what)
+        actions += self._broadcast()
+        if not actor.may_restart(self._config, now_ns):
+            limit = f"{self._config.max_restarts} restarts in {self._config.restart_window_s:g} s"
+            return [*actions, *self._stop(1, f"{what}, and {limit} are used up")]
+        actions.append(
+            Note(ActorRestarted(actor=actor.name, actor_generation=actor.generation, restarts=len(actor.restarts)))
+        )
+        return [*actions, Spawn(role, actor.generation)]
+
+    def heard(self, identity: bytes, message: ToSupervisor, now_ns: int) -> list[Action]:
+        """A member said something."""
+        if isinstance(message, Hello):
+            return self._hello(identity, message, now_ns)
+        if isinstance(message, AskStatus):
+            return [Tell(identity, self.status(now_ns))]
+        actor = next((a for a in self.actors.values() if a.identity == identity), None)
+        if actor is not None:
+            actor.heard_ns = now_ns
+        match message:
+            case Bye():
+                return self._clients.lose(identity, self._tokenizer())
+            case Heartbeat(progress):
+                known = self._clients.heard(identity, now_ns)
+                if actor is not None:
+                    actor.heard(progress, now_ns)
+                    return self._drained(now_ns)
+                return [] if known else [Tell(identity, Who())]
+            case Ready(facts):
+                return [] if actor is None else self._ready(actor, facts, now_ns)
+            case TopologyAck(epoch):
+                return [] if actor is None else self._acknowledged(actor, epoch)
+
+    def tick(self, now_ns: int) -> list[Action]:
+        """Called a few times a second, after everything that was said has been heard."""
+        held_up = 0 if self._ticked_ns is None else now_ns - self._ticked_ns - LATE_NS
+        self._ticked_ns = now_ns
+        if held_up > 0:
+            for actor in self.actors.values():
+                actor.heard_ns = actor.moved_ns = now_ns
+            self._clients.forgive(now_ns)
+        if self._stopping:
+            return []
+        actions: list[Action] = self._clients.expire(now_ns, self._config.client_timeout_s, self._tokenizer())
+        for actor in self.actors.values():
+            why = actor.complaint(self._config, now_ns)
+            if why is not None and actor.pid is not None:
+                actions += [
+                    Note(ActorStalled(actor=actor.name, pid=actor.pid, why=why)),
+                    Say("error", f"{actor.name} (pid {actor.pid}) is {why}: killing it"),
+                    Kill(actor.role),
+                ]
+                actor.heard_ns = actor.moved_ns = actor.started_ns = now_ns  # its exit is on its way
+        return [*actions, *self._drained(now_ns)]
+
+    def drain(self, now_ns: int) -> list[Action]:
+        """Finish what there is, take nothing new, then stop. Asked again: stop at once."""
+        if self._drain_ns is not None:
+            return self._stop(0, "asked twice to stop")
+        self._drain_ns = now_ns
+        return [Say("info", "draining; once more to stop at once"), *self._broadcast(), *self._drained(now_ns)]
+
+    @property
+    def draining(self) -> bool:
+        return self._drain_ns is not None
+
+    def farewell(self) -> list[Action]:
+        """When the service stops. Who is still loading has nothing to finish, and may not listen for long."""
+        loading = [Kill(a.role) for a in self.actors.values() if a.pid is not None and a.phase is Phase.STARTING]
+        return [*loading, *(Tell(identity, Shutdown("the service stops")) for identity in self._everyone())]
+
+    # ── members ──────────────────────────────────────────────────────────────────────────────────
+
+    def _hello(self, identity: bytes, hello: Hello, now_ns: int) -> list[Action]:
+        if hello.role in self.actors:
+            actor = self.actors[hello.role]
+            if hello.pid != actor.pid:
+                return [Tell(identity, Shutdown(f"pid {hello.pid} is not this service's {actor.name}"))]
+            actor.identity, actor.heard_ns = identity, now_ns
+        if hello.role not in MEMBERS:
+            self._clients.add(hello.name, identity, now_ns, supervised=hello.role is Role.GATEWAY)
+        actions: list[Action] = [Tell(identity, self.topology())]
+        if self._gone:
+            actions.append(Tell(identity, Go(self._epoch)))
+        return actions
+
+    def _ready(self, actor: Actor, facts: Facts | None, now_ns: int) -> list[Action]:
+        if actor.phase is Phase.READY:
+            return []  # its state was made anew, and the topology says so already
+        actor.phase, actor.was_ready, actor.moved_ns = Phase.READY, True, now_ns
+        if facts is not None:
+            self._facts = facts
+        took_ns = now_ns - actor.started_ns
+        ready = ActorReady(actor=actor.name, pid=actor.pid or 0, actor_generation=actor.generation, took_ns=took_ns)
+        actions: list[Action] = [Note(ready)]
+        return actions + (self._broadcast() if actor.role in MEMBERS else self._settled())
+
+    def _bump(self, actor: Actor, why: str) -> list[Action]:
+        actor.generation += 1
+        return [Note(GenerationBumped(actor=actor.name, actor_generation=actor.generation, why=why))]
+
+    def _tokenizer(self) -> bytes | None:
+        return self.actors[Role.TOKENIZER].identity
+
+    # ── topology ─────────────────────────────────────────────────────────────────────────────────
+
+    def _up(self, role: Role) -> bool:
+        return self.actors[role].phase is Phase.READY and all(self._up(need) for need in CHILDREN[role].needs)
+
+    def topology(self) -> Topology:
+        members = [
+            Member(
+                role=role,
+                replica=0,
+                generation=self.actors[role].generation,
+                endpoint=self._endpoint(role, self.actors[role].generation),
+                up=self._up(role),
+            )
+            for role in MEMBERS
+        ]
+        return Topology(epoch=self._epoch, state=self._service_state(), members=members, facts=self._facts)
+
+    def _broadcast(self) -> list[Action]:
+        """A new epoch: everyone hears it, and Go waits for those who are up."""
+        self._epoch += 1
+        self._gone = False
+        self._awaited = {role for role in MEMBERS if self._up(role)}
+        topology = self.topology()
+        return [*(Tell(identity, topology) for identity in self._everyone()), *self._settled()]
+
+    def _everyone(self) -> list[bytes]:
+        actors = [actor.identity for actor in self.actors.values() if actor.identity is not None]
+        return list(dict.fromkeys([*actors, *self._clients.identities()]))
+
+    def _acknowledged(self, actor: Actor, epoch: int) -> list[Action]:
+        if epoch == self._epoch:
+            self._awaited.discard(actor.role)
+        return self._settled()
+
+    def _settled(self) -> list[Action]:
+        """Give Go once all have acknowledged; tell the world when the service's state is another."""
+        actions: list[Action] = []
+        if not self._awaited and not self._gone:
+            self._gone = True
+            actions += [Tell(identity, Go(self._epoch)) for identity in self._everyone()]
+        state = self._service_state()
+        gateway = self.actors.get(Role.GATEWAY)
+        if state == READY and (not self._gone or (gateway is not None and gateway.phase is not Phase.READY)):
+            return actions
+        self._announced |= state == READY
+        return [*actions, *self._new_state(state, self._missing())]
+
+    def _service_state(self) -> str:
+        if self._drain_ns is not None:
+            return DRAINING
+        if all(self._up(role) for role in MEMBERS):
+            return READY
+        return DEGRADED if self._announced else STARTING
+
+    def _missing(self) -> str:
+        down = [role.name.lower() for role in MEMBERS if not self._up(role)]
+        return f"waiting for {', '.join(down)}" if down else ""
+
+    def _new_state(self, state: str, why: str) -> list[Action]:
+        if state == self._state:
+            return []
+        self._state = state
+        return [Note(ServiceState(state=state, why=why)), Say("info", f"{state}; {why}" if why else state)]
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────
+
+    def _drained(self, now_ns: int) -> list[Action]:
+        if self._drain_ns is None or self._stopping:
+            return []
+        waited_ns = now_ns - self._drain_ns
+        limit_s = self._config.drain_timeout_s
+        if waited_ns > limit_s * 1e9:
+            return self._stop(0, f"requests were still running after {limit_s:g} s of draining")
+        for role in (Role.TOKENIZER, Role.SCHEDULER):
+            actor = self.actors[role]
+            fresh = actor.heard_ns >= self._drain_ns + DRAIN_PAUSE_NS and actor.progress.busy_since_ns is None
+            if actor.phase is Phase.READY and not (fresh and actor.is_idle):
+                return []
+        return self._stop(0, "drained")
+
+    def _stop(self, code: int, why: str) -> list[Action]:
+        self._stopping = True
+        self._state = "failed" if code else "stopped"
+        return [Note(ServiceState(state=self._state, why=why)), Stop(code, why)]
+
+    def status(self, now_ns: int) -> Status:
+        """What `octavo status` shows."""
+        me = ActorStatus(
+            role="supervisor",
+            name="supervisor",
+            pid=self._pid,
+            generation=1,
+            state=self._state,
+            restarts=0,
+            progress_age_s=0.0,
+            stats={"clients": len(self._clients.identities())},
+        )
+        others = [
+            ActorStatus(
+                role=actor.name,
+                name=actor.name,
+                pid=actor.pid,
+                generation=actor.generation,
+                state=actor.phase.value,
+                restarts=len(actor.restarts),
+                progress_age_s=(now_ns - actor.moved_ns) / 1e9 if actor.pid is not None else None,
+                stats=actor.progress.stats,
+            )
+            for actor in self.actors.values()
+        ]
+        return Status(state=self._state, epoch=self._epoch, actors=[me, *others])
+
+
+def _exit_text(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

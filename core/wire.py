@@ -1,0 +1,117 @@
+"""The data plane's two sockets: a mailbox that one actor reads, and the addresses that others send to.
+
+Every actor binds one PULL socket, its mailbox, at an endpoint that names its role, replica and generation;
+whoever sends to it connects a PUSH socket. A new generation is a new endpoint, so nothing that waits for a dead
+peer can ever reach its successor. Nothing here ever blocks: a send that finds the queue full says so, and a
+receive that finds nothing returns None. Knows nothing of topologies, fences or actors (see `station`).
+
+A message is a list of frames: header, body, and for a forwarded plan a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+import zmq
+
+from octavo.core.messages import Header, Role
+
+PATH_LIMIT = 100
+"""Longest socket path in bytes; the kernel's own limit is 107, with an error that explains nothing."""
+
+HIGH_WATER = 8192
+"""Messages that may wait on each side of a link. Reaching it means a bug or a dead peer."""
+
+
+def endpoint(run_dir: Path, role: Role, replica: int, generation: int) -> str:
+    """Where generation `generation` of an actor has its mailbox."""
+    return _ipc(run_dir / f"{role.name.lower()}-{replica}.{generation}")
+
+
+def client_endpoint(run_dir: Path, name: str) -> str:
+    """Where the client of that name has its mailbox."""
+    return _ipc(run_dir / f"client-{name}")
+
+
+def control_endpoint(run_dir: Path) -> str:
+    """Where the supervisor listens to everyone."""
+    return _ipc(run_dir / "control")
+
+
+def _ipc(path: Path) -> str:
+    text = str(path)
+    size = len(text.encode())
+    if size >= PATH_LIMIT:
+        raise ValueError(
+            f"socket path {text} has {size} bytes, but fewer than {PATH_LIMIT} are possible: choose a shorter run_dir"
+        )
+    return f"ipc://{text}"
+
+
+async def readable(socket: zmq.Socket[bytes]) -> None:
+    """Return once something may have come. Call it only after a receive found nothing: the descriptor is
+    edge-triggered, and only an empty receive re-arms it."""
+    await anyio.wait_readable(int(socket.fd))
+
+
+class Mailbox:
+    """A bound PULL socket. Use it from one thread; `socket` is for a poller."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, high_water: int = HIGH_WATER) -> None:
+        self.endpoint = endpoint
+        self.socket = context.socket(zmq.PULL)
+        self.socket.linger = 0
+        self.socket.rcvhwm = high_water
+        self.socket.bind(endpoint)
+
+    def receive(self) -> list[bytes] | None:
+        """The next message's frames, or None when nothing waits."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    async def wait(self) -> None:
+        """Return once something may have come; only after `receive` gave None."""
+        await readable(self.socket)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Address:
+    """A connected PUSH socket to one peer's mailbox. Use it from one thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, high_water: int = HIGH_WATER) -> None:
+        self.endpoint = endpoint
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.linger = 0
+        self._socket.sndhwm = high_water
+        self._socket.connect(endpoint)
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        """False when the queue is full; then nothing was sent."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Header)
+
+
+def encode_header(header: Header) -> bytes:
+    return _encoder.encode(header)
+
+
+def decode_header(frame: bytes) -> Header:
+    """`msgspec.DecodeError` or `ValidationError` if it is none."""
+    return _decoder.decode(frame)

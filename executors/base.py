@@ -1,0 +1,31 @@
+"""What an executor is to the rest: something that runs bound steps in order.
+
+It never chooses work, never sees a socket or a clock, and knows its model; its process shell is `actor`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+from octavo.core.config.schema import Config
+from octavo.core.messages import Facts, StepBind, StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Entry-point group `octavo.executor`."""
+
+    @classmethod
+    def load(cls, config: Config) -> Self:
+        """Load weights and make the KV pool; raises with the reason if that cannot be."""
+        ...
+
+    @property
+    def facts(self) -> Facts: ...
+
+    def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
+        """Run one step. Steps come in the order they were bound; what an earlier one wrote is there."""
+        ...
+
+    def forget(self) -> None:
+        """The KV-manager's state was lost: nothing is resident any more."""
+        ...

@@ -1,0 +1,198 @@
+"""The CPU executor: runs bound steps of a Llama-family model in fp32, each token independent of its company.
+
+Exact mode: for a sequence, tokens are the same whatever else is in the step, however its prompt was cut into chunks
+and blocks, and whether its KV was computed now, found in the cache or recomputed. `probe` makes sure of it at load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from octavo.core.config.schema import Config
+from octavo.core.messages import Failed, Facts, StepBind, StepPlan, StepResult, TokenLogprob, col
+from octavo.core.models.errors import ModelError
+from octavo.core.models.locate import ModelFiles, locate
+from octavo.executors.cpu.layout import PoolShape, Span
+from octavo.executors.cpu.llama import KvPool, Llama
+from octavo.executors.cpu.probe import load_exact
+from octavo.executors.loading.folder import load_folder
+from octavo.executors.loading.gguf import load_gguf
+from octavo.executors.loading.spec import Model
+from octavo.executors.residents import Residents, Run
+from octavo.executors.sampling import Context, logprob, sample
+
+_MODE = b"exact fp32"
+
+
+class _Outcome(NamedTuple):
+    """What came of a run: a reason why it failed, or its new tokens."""
+
+    failure: str | None = None
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+
+
+class CpuExecutor:
+    """Entry point `cpu` of `octavo.executor`."""
+
+    def __init__(self, llama: Llama, pool: KvPool, facts: Facts) -> None:
+        self.facts = facts
+        self.llama = llama
+        self._pool = pool
+        self._residents = Residents()
+        self._failed: dict[int, str] = {}
+        """By open_id, why a residency can no longer be computed; the steps already planned for it fail as well."""
+
+    @classmethod
+    def load(cls, config: Config) -> Self:
+        """Raises `ModelError` when there is no such model or it does not fit, `NotExactError` when exact mode is not to be had."""
+        torch.set_num_threads(config.executor.threads or len(os.sched_getaffinity(0)))
+        files = locate(config.model.path)
+        model = load_model(files)
+        facts = _facts(config, files, model)
+        _check_memory(facts)
+        with torch.inference_mode():
+            shape = PoolShape(facts.total_blocks, facts.block_size, model.spec.kv_heads, model.spec.head_dim)
+            return cls(load_exact(model), KvPool(shape, model.spec.layers), facts)
+
+    def forget(self) -> None:
+        self._residents.clear()
+        self._failed.clear()
+
+    def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
+        started = time.monotonic_ns()
+        runs = self._residents.apply(plan, bind)
+        live = {resident.open_id for resident in self._residents.slots.values()}
+        self._failed = {open_id: reason for open_id, reason in self._failed.items() if open_id in live}
+        with torch.inference_mode():
+            if len(bind.copy_src):
+                self._pool.copy_blocks(torch.from_numpy(bind.copy_src.copy()), torch.from_numpy(bind.copy_dst.copy()))
+            outcomes = self._compute(runs)
+        for run, outcome in zip(runs, outcomes, strict=True):
+            self._settle(run, outcome)
+        done = [(run, outcome) for run, outcome in zip(runs, outcomes, strict=True) if outcome.failure is None]
+        wanted = any(run.resident.sampling.logprobs >= 0 for run, _ in done)
+        return StepResult(
+            step=plan.step,
+            slot=col([run.slot for run, _ in done]),
+            open_id=col([run.resident.open_id for run, _ in done]),
+            n_new=col([len(outcome.tokens) for _, outcome in done]),
+            tokens=col([token for _, outcome in done for token in outcome.tokens]),
+            kv_len=col([run.resident.kv_len for run, _ in done]),
+            started_ns=started,
+            finished_ns=time.monotonic_ns(),
+            failed=[
+                Failed(run.slot, run.resident.open_id, outcome.failure)
+                for run, outcome in zip(runs, outcomes, strict=True)
+                if outcome.failure is not None
+            ],
+            logprobs=[entry for _, outcome in done for entry in outcome.logprobs] if wanted else None,
+        )
+
+    def _compute(self, runs: list[Run]) -> list[_Outcome]:
+        """Outcomes in the order of `runs`."""
+        outcomes = [_Outcome(self._refusal(run)) for run in runs]
+        sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
+        if not sound:
+            return outcomes
+        spans = [
+            Span(run.resident.tokens[run.start : run.end], run.start, run.resident.table)
+            for run in (runs[i] for i in sound)
+        ]
+        hidden = self.llama.hidden(self.llama.layout(spans, self._pool.shape), self._pool)
+        finite = _finite_rows(hidden)
+        sampled: list[tuple[int, int]] = []  # (run, its last row)
+        at = 0
+        for i, span in zip(sound, spans, strict=True):
+            rows = slice(at, at := at + len(span.ids))
+            if not all(finite[rows]):
+                outcomes[i] = _Outcome(_not_finite(span.start + finite[rows].index(False)))
+            elif runs[i].samples:
+                sampled.append((i, at - 1))
+        if sampled:
+            self._sample(runs, sampled, hidden, outcomes)
+        return outcomes
+
+    def _sample(self, runs: list[Run], sampled: list[tuple[int, int]], hidden: Tensor, outcomes: list[_Outcome]) -> None:
+        logits = self.llama.logits(hidden[[row for _, row in sampled]])
+        finite = _finite_rows(logits)
+        for (i, _), row, sound in zip(sampled, logits.numpy(), finite, strict=True):
+            resident = runs[i].resident
+            if not sound:
+                outcomes[i] = _Outcome(_not_finite(runs[i].end - 1))
+                continue
+            context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
+            token = sample(row, context)
+            wanted = resident.sampling.logprobs
+            outcomes[i] = _Outcome(None, (token,), (logprob(row, token, wanted) if wanted >= 0 else None,))
+
+    def _refusal(self, run: Run) -> str | None:
+        """Why a run cannot be computed at all."""
+        if (reason := self._failed.get(run.resident.open_id)) is not None:
+            return reason
+        ids = run.resident.tokens[run.start : run.end]
+        if min(ids) < 0 or max(ids) >= self.facts.vocab_size:
+            return f"a token id is outside of the model's vocabulary [0, {self.facts.vocab_size})"
+        return None
+
+    def _settle(self, run: Run, outcome: _Outcome) -> None:
+        """Bring the resident to where the plan's author takes it to be, also when it failed: its next step may be
+        on the way already."""
+        run.resident.kv_len = run.end
+        if outcome.failure is not None:
+            self._failed[run.resident.open_id] = outcome.failure
+            run.resident.tokens += [0] * run.samples
+        run.resident.tokens += outcome.tokens
+
+
+def load_model(files: ModelFiles) -> Model:
+    """Read a model's weights from wherever `locate` found them."""
+    if files.path is None:
+        raise ModelError(f"the model {files.model_id!r} has no weights; run it with executor.kind = \"ghost\"")
+    return load_gguf(Path(files.path)) if files.kind == "gguf" else load_folder(Path(files.path))
+
+
+def _facts(config: Config, files: ModelFiles, model: Model) -> Facts:
+    spec, size = model.spec, config.kv.block_size
+    context = config.model.context or spec.context
+    if context > spec.context:
+        raise ModelError(f"model.context is {context}, but {files.model_id} was made for {spec.context} tokens")
+    if (blocks := config.kv.tokens // size) < 1:
+        raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")
+    return Facts(
+        model_id=config.model.name or files.model_id,
+        context=context,
+        vocab_size=spec.vocab_size,
+        block_size=size,
+        total_blocks=blocks,
+        block_bytes=2 * spec.layers * spec.kv_heads * spec.head_dim * 4 * size,
+        cache_seed=hashlib.sha256(model.digest + _MODE).digest()[:16],
+    )
+
+
+def _check_memory(facts: Facts) -> None:
+    """The pool is taken lazily: without this the system would end the process long after the start."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (needed := facts.total_blocks * facts.block_bytes) > memory:
+        tokens = facts.total_blocks * facts.block_size
+        raise ModelError(
+            f"a pool of kv.tokens = {tokens} takes {needed / 2**30:.1f} GiB for this model, the machine has "
+            f"{memory / 2**30:.1f} GiB; lower kv.tokens"
+        )
+
+
+def _finite_rows(x: Tensor) -> list[bool]:
+    least, most = x.aminmax(dim=-1)
+    finite: list[bool] = (least.isfinite() & most.isfinite()).tolist()
+    return finite
+
+
+def _not_finite(position: int) -> str:
+    return f"the model's numbers at position {position} are not finite"

@@ -1,0 +1,127 @@
+"""The forward pass of the Llama family over a paged KV pool, in fp32.
+
+A step is a flat set of tokens, whatever mix of chunks and decodes they come from. Every operation works row by row,
+or is one of the two (linears, attention) that are made to; so a token's numbers depend on its own sequence only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.executors.cpu.layout import Layout, PoolShape, Span, build
+from octavo.executors.cpu.linear import Backend, Linear, RowCounts
+from octavo.executors.loading.spec import Model, inverse_frequencies
+from octavo.kernels.attention import paged_attention
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """Choices that keep the bits of a row the same in any company; `probe` finds them."""
+
+    backend: Backend
+    rows: RowCounts
+    """For the layers' linears."""
+    head_rows: RowCounts
+    query_tiles: tuple[int, ...]
+    """Queries in an attention tile, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attn_norm: Tensor
+    qkv: Linear
+    o: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class KvPool:
+    """KV of all layers, one tensor a layer, zeroed lazily by the system: memory is taken when a block is first used."""
+
+    def __init__(self, shape: PoolShape, layers: int) -> None:
+        self.shape = shape
+        self.layers = [torch.zeros(shape.rows, shape.head_dim) for _ in range(layers)]
+
+    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+        """Copy whole blocks, as if all were read before any is written."""
+        within = torch.arange(self.shape.block_size)
+        planes = torch.arange(2 * self.shape.kv_heads) * (self.shape.slots + 1)
+
+        def rows(blocks: Tensor) -> Tensor:
+            return (planes[:, None, None] + blocks[:, None] * self.shape.block_size + within).reshape(-1)
+
+        read, written = rows(source), rows(target)
+        for layer in self.layers:
+            layer.index_copy_(0, written, layer.index_select(0, read))
+
+
+class Llama:
+    """A loaded model. Takes the weights: the tensors of `model` may be emptied as they are packed."""
+
+    def __init__(self, model: Model, arithmetic: Arithmetic) -> None:
+        spec, weights = model.spec, model.weights
+        self.spec = spec
+        self.arithmetic = arithmetic
+
+        def linear(name: str) -> Linear:
+            return Linear(weights[f"{name}.weight"], weights.get(f"{name}.bias"), arithmetic.backend)
+
+        self._embed = weights["embed"]
+        self._norm = weights["norm"]
+        self._head = Linear(weights.get("head.weight", self._embed), None, arithmetic.backend)
+        self._layers = [
+            _Layer(
+                weights[f"{i}.attn_norm"],
+                linear(f"{i}.qkv"),
+                linear(f"{i}.o"),
+                weights[f"{i}.mlp_norm"],
+                linear(f"{i}.gate_up"),
+                linear(f"{i}.down"),
+            )
+            for i in range(spec.layers)
+        ]
+        angles = torch.outer(torch.arange(spec.context).float(), inverse_frequencies(spec.rope, spec.head_dim))
+        self._cos, self._sin = angles.cos(), angles.sin()
+
+    def layout(self, spans: list[Span], shape: PoolShape) -> Layout:
+        rows = self.arithmetic.rows.padded(sum(len(span.ids) for span in spans))
+        return build(spans, rows, self.arithmetic.query_tiles, shape)
+
+    def hidden(self, layout: Layout, pool: KvPool) -> Tensor:
+        """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]."""
+        spec, rows = self.spec, self.arithmetic.rows
+        cos, sin = self._cos[layout.positions].unsqueeze(1), self._sin[layout.positions].unsqueeze(1)
+        x = self._embed[layout.ids]
+        for layer, kv in zip(self._layers, pool.layers, strict=True):
+            heads = layer.qkv(self._normed(x, layer.attn_norm), rows).view(len(x), -1, spec.head_dim)
+            rotated = _rotate(heads[:, : spec.heads + spec.kv_heads], cos, sin)
+            keys, values = rotated[: layout.tokens, spec.heads :], heads[: layout.tokens, -spec.kv_heads :]
+            new = torch.cat((keys, values), dim=1)
+            kv.index_copy_(0, layout.writes, new.transpose(0, 1).reshape(-1, spec.head_dim))
+            queries = rotated[:, : spec.heads] * spec.head_dim**-0.5
+            mixed = paged_attention(queries, kv, layout.gathers, layout.order, spec.kv_heads)
+            x = x + layer.o(mixed, rows)
+            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm), rows).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate) * up, rows)
+        return self._normed(x, self._norm)[: layout.tokens]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] to [n, vocab]."""
+        rows = self.arithmetic.head_rows
+        padding = rows.padded(len(hidden)) - len(hidden)
+        padded = torch.cat((hidden, hidden[-1:].expand(padding, -1))) if padding else hidden
+        return self._head(padded.contiguous(), rows)[: len(hidden)]
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.norm_eps)
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [rows, heads, d] by angles [rows, 1, d / 2]; pairs are (i, i + d/2)."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,164 @@
+"""An executor without a model: each KV cell holds a hash of the prefix it stands for, and every read is checked.
+
+If the kernel ever lets two sequences share what they must not, reuses a block too early, or loses a write, the
+ghost sees it. Its tokens are a function of the prefix (and of seed and choice when sampled), so an answer is the
+same whatever was preempted, forked, recovered or batched. For tests, simulation, and a daemon with no weights.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from octavo.core.config.schema import Config
+from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult, TokenLogprob, col
+from octavo.executors.residents import Resident, Residents, Run
+
+_MASK = (1 << 63) - 1
+_START = 0x0C7A_0C7A
+
+FIRST_TOKEN, ALPHABET, EOS = 97, 26, 257
+"""The ghost writes letters (token ids are bytes) and now and then its end token."""
+
+
+class KvCorruption(AssertionError):
+    """A read found another prefix than its own in a KV cell."""
+
+
+def mix(prefix: int, token: int) -> int:
+    """Hash of a prefix and one more token; 63 bits."""
+    x = (prefix ^ (token + 0x9E37_79B9_7F4A_7C15)) * 0xBF58_476D_1CE4_E5B9 & _MASK
+    return x ^ (x >> 29)
+
+
+def prefix_hashes(tokens: list[int], start: int = _START) -> list[int]:
+    """`hashes[i]` stands for tokens [0, i]."""
+    out = []
+    for token in tokens:
+        start = mix(start, token)
+        out.append(start)
+    return out
+
+
+def next_token(prefix: int, sampling: Sampling, choice: int, eos_one_in: int) -> int:
+    """The token the ghost writes after a prefix."""
+    h = prefix if sampling.temperature == 0 else mix(mix(prefix, sampling.seed), choice)
+    h = mix(h, 1)
+    if eos_one_in and h % eos_one_in == 0:
+        return EOS
+    return FIRST_TOKEN + (h >> 7) % ALPHABET
+
+
+class GhostExecutor:
+    """Runs bound steps over ghost memory, shape [blocks, block size] of int64 prefix hashes."""
+
+    def __init__(self, facts: Facts, *, eos_one_in: int = 0) -> None:
+        self.facts = facts
+        self.residents = Residents()
+        self.memory = np.full((facts.total_blocks, facts.block_size), -1, dtype=np.int64)
+        self.reads_checked = 0
+        self._eos_one_in = eos_one_in
+        self._hashes: WeakKeyDictionary[Resident, list[int]] = WeakKeyDictionary()
+        """The prefix hashes of each resident's tokens."""
+
+    @classmethod
+    def load(cls, config: Config) -> Self:
+        block_size = config.kv.block_size
+        facts = Facts(
+            model_id=config.model.name or "ghost",
+            context=config.model.context or 8192,
+            vocab_size=260,
+            block_size=block_size,
+            total_blocks=config.kv.tokens // block_size,
+            block_bytes=block_size * 8,
+            cache_seed=b"ghost",
+        )
+        return cls(facts, eos_one_in=0)
+
+    def forget(self) -> None:
+        self.residents.clear()
+
+    def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
+        started = time.monotonic_ns()
+        runs = self.residents.apply(plan, bind)
+        for src, dst in zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True):
+            self.memory[dst] = self.memory[src]
+        produced = [self._execute(run) for run in runs]
+        return StepResult(
+            step=plan.step,
+            slot=col([run.slot for run in runs]),
+            open_id=col([run.resident.open_id for run in runs]),
+            n_new=col([len(tokens) for tokens in produced]),
+            tokens=col([token for tokens in produced for token in tokens]),
+            kv_len=col([run.resident.kv_len for run in runs]),
+            started_ns=started,
+            finished_ns=time.monotonic_ns(),
+            logprobs=self._logprobs(runs, produced),
+        )
+
+    def _execute(self, run: Run) -> list[int]:
+        resident = run.resident
+        hashes = self._hashes.setdefault(resident, [])
+        if len(hashes) < len(resident.tokens):
+            hashes += prefix_hashes(resident.tokens[len(hashes) :], hashes[-1] if hashes else _START)
+        self._check(run, hashes)
+        for position in range(run.start, run.end):
+            self._write(run, position, hashes[position])
+        resident.kv_len = run.end
+        if not run.samples:
+            return []
+        produced = self._sample(run, hashes)
+        resident.tokens += produced
+        hashes += prefix_hashes(produced, hashes[-1])
+        resident.kv_len = len(resident.tokens) - 1
+        return produced
+
+    def _check(self, run: Run, hashes: list[int]) -> None:
+        if run.start == 0:
+            return
+        size = self.facts.block_size
+        positions = np.arange(run.start)
+        table = np.asarray(run.resident.table)
+        found = self.memory[table[positions // size], positions % size]
+        wrong = np.flatnonzero(found != np.asarray(hashes[: run.start], dtype=np.int64))
+        self.reads_checked += run.start
+        if len(wrong):
+            at = int(wrong[0])
+            raise KvCorruption(
+                f"slot {run.slot} (open {run.resident.open_id}) read position {at} in block {table[at // size]}: "
+                f"it holds another prefix"
+            )
+
+    def _write(self, run: Run, position: int, value: int) -> None:
+        size = self.facts.block_size
+        self.memory[run.resident.table[position // size], position % size] = value
+
+    def _sample(self, run: Run, hashes: list[int]) -> list[int]:
+        """The next token, and after a decode with drafts as many more as were drafted right."""
+        resident = run.resident
+        prefix = hashes[-1]
+        right = mix(prefix, 2) % (run.drafts + 1)
+        produced = []
+        for i in range(run.drafts + 1):
+            token = next_token(prefix, resident.sampling, resident.choice, self._eos_one_in)
+            produced.append(token)
+            if i == run.drafts:
+                break
+            draft = token if i < right else token + 1
+            prefix = mix(prefix, draft)
+            self._write(run, run.end + i, prefix)
+            if i >= right:  # rejected: its KV is garbage that nobody may read
+                break
+        return produced
+
+    def _logprobs(self, runs: list[Run], produced: list[list[int]]) -> list[TokenLogprob | None] | None:
+        if all(run.resident.sampling.logprobs < 0 for run in runs):
+            return None
+        return [
+            TokenLogprob(token, 0.0, [token], [0.0]) if run.resident.sampling.logprobs >= 0 else None
+            for run, tokens in zip(runs, produced, strict=True)
+            for token in tokens
+        ]

@@ -1,0 +1,119 @@
+"""Who is resident on an executor: tokens, lengths and block tables by slot, kept from plans and binds.
+
+Shared by every executor, so that they agree on what a bound step means. Knows no KV bytes, no model and no
+sampling: it turns (StepPlan, StepBind) into *runs*, and is told what was sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from octavo.core.messages import Col, Kind, Sampling, StepBind, StepPlan
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Resident:
+    """A sequence in a slot.
+
+    `tokens` are all its known ids, sampled ones included; the KV of the first `kv_len` is in the blocks of
+    `table` (block i holds positions [i·B, (i+1)·B))."""
+
+    open_id: int
+    tokens: list[int]
+    prompt_len: int
+    choice: int
+    sampling: Sampling
+    kv_len: int = 0
+    table: list[int] = field(default_factory=list)
+
+
+class Run(NamedTuple):
+    """One item to compute: tokens [start, end) of a resident, then sample if `samples`.
+
+    A decode may also draft `drafts` tokens; all its writes stay below position `capacity`."""
+
+    slot: int
+    resident: Resident
+    start: int
+    end: int
+    samples: bool
+    drafts: int
+    capacity: int
+
+
+class Residents:
+    """The slots of an executor."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, Resident] = {}
+        self._fence = (-1, -1)
+
+    def clear(self) -> None:
+        self.slots.clear()
+
+    def apply(self, plan: StepPlan, bind: StepBind) -> list[Run]:
+        """Take a bound step and give its runs, in the order of the plan's items.
+
+        The executor performs the bind's copies before it writes anything for the runs."""
+        fence = (plan.scheduler_gen, bind.kv_gen)
+        if fence != self._fence:  # a successor of either knows nothing of what was resident
+            self.slots.clear()
+            self._fence = fence
+        for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
+            if (resident := self.slots.get(slot)) is not None and resident.open_id == open_id:
+                del self.slots[slot]
+        self._open(plan, bind)
+        self._apply_deltas(bind.delta_slot, bind.delta_index, bind.delta_block)
+        skipped = set(bind.skipped.tolist())
+        runs = (self._run(plan, i) for i in range(len(plan.slot)) if i not in skipped)
+        return [run for run in runs if run is not None]
+
+    def _open(self, plan: StepPlan, bind: StepBind) -> None:
+        opens = {o.open_id: o for o in plan.opens}
+        forks = {f.open_id: f for f in plan.forks}
+        at = 0
+        for slot, open_id, length, n in zip(
+            bind.opened_slot.tolist(),
+            bind.opened_open_id.tolist(),
+            bind.opened_len.tolist(),
+            bind.opened_n.tolist(),
+            strict=True,
+        ):
+            table = bind.opened_blocks[at : at + n].tolist()
+            at += n
+            if (o := opens.get(open_id)) is not None:
+                tokens, prompt_len, choice, sampling = o.ids.tolist(), o.prompt_len, o.choice, o.sampling
+            else:
+                f = forks[open_id]
+                tokens = self.slots[f.parent_slot].tokens[: f.n] + f.ids.tolist()
+                prompt_len, choice, sampling = f.prompt_len, f.choice, f.sampling
+            self.slots[slot] = Resident(open_id, tokens, prompt_len, choice, sampling, length, table)
+
+    def _apply_deltas(self, slots: Col, indices: Col, blocks: Col) -> None:
+        for slot, index, block in zip(slots.tolist(), indices.tolist(), blocks.tolist(), strict=True):
+            table = self.slots[slot].table
+            if index == len(table):
+                table.append(block)
+            else:
+                table[index] = block
+
+    def _run(self, plan: StepPlan, i: int) -> Run | None:
+        slot = int(plan.slot[i])
+        resident = self.slots[slot]
+        n, at = int(plan.n[i]), int(plan.start_or_cap[i])
+        known = len(resident.tokens)
+        if plan.kind[i] == Kind.CHUNK:
+            if at != resident.kv_len or at + n > known:
+                raise RuntimeError(
+                    f"step {plan.step}: chunk [{at}, {at + n}) of slot {slot}, "
+                    f"which holds {resident.kv_len} of {known} tokens"
+                )
+            return Run(slot, resident, at, at + n, at + n == known, 0, at + n)
+        if resident.kv_len != known - 1:
+            raise RuntimeError(
+                f"step {plan.step}: decode of slot {slot}, which holds {resident.kv_len} of {known} tokens"
+            )
+        if known > at:  # drafts of steps in flight took it past its end already: nothing may be written
+            return None
+        return Run(slot, resident, known - 1, known, True, min(n - 1, at - known), at)

@@ -1,0 +1,1 @@
+"""Optional parts, loaded by entry point only."""

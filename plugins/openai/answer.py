@@ -1,0 +1,238 @@
+"""One answer over HTTP, from the engine's streams to the last byte: whole or as events.
+
+An `Answer` is the ASGI application of a single request. Everything happens inside its call, under one scope: when
+the client disconnects, at whatever point, the scope is cancelled, and leaving the streams cancels their requests.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import anyio
+import msgspec
+from starlette.responses import Response
+
+from octavo.core.client.stream import ClientError, Piece, RequestRefused, Stream
+from octavo.core.messages import Row, Usage
+from octavo.plugins.openai import sse
+from octavo.plugins.openai.errors import ApiError, failed, from_client
+from octavo.plugins.openai.responses import Total
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from anyio.abc import TaskGroup
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from starlette.types import Receive, Scope, Send
+
+    from octavo.core.client.client import Health
+    from octavo.core.messages import Facts, Params, Prompt
+    from octavo.plugins.openai.decode import Asked
+    from octavo.plugins.openai.responses import Reply
+
+KEEP_ALIVE_S = 15.0
+
+News: TypeAlias = tuple[int, Piece | ApiError]
+"""A piece and the number of its choice over HTTP, or what ends the whole answer."""
+
+
+class Engine(Protocol):
+    """What the gateway needs of the client library."""
+
+    @property
+    def facts(self) -> Facts | None: ...
+
+    def health(self) -> Health: ...
+
+    async def generate(
+        self, prompt: Prompt, params: Params, *, request_id: str | None, priority: int, trace_id: str
+    ) -> Stream: ...
+
+    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool) -> list[int]: ...
+
+    async def detokenize(self, ids: list[int]) -> str: ...
+
+
+class Answer(Response):
+    """Answers `asked`; several prompts are several requests of the engine, `<id>-<number>`."""
+
+    def __init__(
+        self, engine: Engine, asked: Asked, reply: Reply, request_id: str, trace_id: str, headers: dict[str, str]
+    ) -> None:
+        self._engine = engine
+        self._asked = asked
+        self._reply = reply
+        self._request_id = request_id
+        self._trace_id = trace_id
+        self._extra_headers = headers
+        self._total = Total()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error: ApiError | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_until_disconnected, receive, tasks.cancel_scope)
+            try:
+                async with AsyncExitStack() as streams:
+                    opened = [await streams.enter_async_context(stream) async for stream in self._open()]
+                    for number, stream in enumerate(opened):
+                        self._total.prompt += await self._accepted(number, stream)
+                    await self._respond(tasks, opened, scope, receive, send)
+            except ApiError as known:
+                # Raised only before the response has begun.
+                error = known
+            tasks.cancel_scope.cancel()
+        if error is not None:
+            await error_response(error)(scope, receive, send)
+
+    async def _open(self) -> AsyncIterator[Stream]:
+        prompts = self._asked.prompts
+        for number, prompt in enumerate(prompts):
+            request_id = self._request_id if len(prompts) == 1 else f"{self._request_id}-{number}"
+            try:
+                yield await self._start(prompt, request_id)
+            except ClientError as error:
+                raise from_client(error) from error
+
+    async def _start(self, prompt: Prompt, request_id: str) -> Stream:
+        params = self._asked.params
+        if params.max_tokens == 0:
+            return await measured(self._engine, prompt, params.n, request_id)
+        return await self._engine.generate(
+            prompt, params, request_id=request_id, priority=self._asked.priority, trace_id=self._trace_id
+        )
+
+    async def _accepted(self, number: int, stream: Stream) -> int:
+        try:
+            return await stream.accepted()
+        except ClientError as error:
+            raise self._told(number, error) from error
+
+    def _told(self, number: int, error: ClientError) -> ApiError:
+        """An error of one prompt; of several, it names which."""
+        several = len(self._asked.prompts) > 1 and isinstance(error, RequestRefused)
+        return from_client(error, f"prompt[{number}]" if several else None)
+
+    async def _respond(
+        self, tasks: TaskGroup, streams: list[Stream], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        outgoing, pieces = anyio.create_memory_object_stream[News](0)
+        with pieces:
+            with outgoing:
+                for number, stream in enumerate(streams):
+                    tasks.start_soon(self._pump, number, stream, outgoing.clone())
+            if self._asked.stream:
+                await self._events(streams, pieces, send)
+            else:
+                body = msgspec.json.encode(await self._whole(pieces))
+                response = Response(body, media_type="application/json", headers=self._extra_headers)
+                await response(scope, receive, send)
+
+    async def _pump(self, number: int, stream: Stream, outgoing: MemoryObjectSendStream[News]) -> None:
+        """One prompt's pieces; an error ends them."""
+        first = number * self._asked.params.n
+        with outgoing, suppress(anyio.BrokenResourceError):  # raised once nobody listens: the answer has failed
+            try:
+                async for piece in stream:
+                    await outgoing.send((first + piece.choice, piece))
+            except ClientError as error:
+                await outgoing.send((first, self._told(number, error)))
+
+    async def _whole(self, pieces: MemoryObjectReceiveStream[News]) -> dict[str, object]:
+        choices: list[list[Piece]] = [[] for _ in range(len(self._asked.prompts) * self._asked.params.n)]
+        async for number, news in pieces:
+            choices[number].append(self._checked(news))
+        return self._reply.whole(choices, self._total)
+
+    async def _events(self, streams: list[Stream], pieces: MemoryObjectReceiveStream[News], send: Send) -> None:
+        """The response begins with the first piece (or pause): until then the scheduler may refuse what was
+        accepted, and the status tells it."""
+        begun = False
+        try:
+            async for news in _with_pauses(pieces):
+                chunks = [] if news is None else self._reply.chunks(news[0], self._checked(news[1]))
+                if not begun:
+                    self._raise_refusals(streams)
+                    begun = True
+                    await self._begin(send)
+                if news is None:
+                    await _write(send, sse.KEEP_ALIVE)
+                for chunk in chunks:
+                    await _write(send, sse.event(chunk))
+        except ApiError as error:
+            if not begun:
+                raise
+            # Too late for a status: the error is an event, and no [DONE] follows it.
+            await _write(send, sse.event(error.body()), last=True)
+            return
+        if self._asked.include_usage:
+            await _write(send, sse.event(self._reply.usage_chunk(self._total)))
+        await _write(send, sse.DONE, last=True)
+
+    def _raise_refusals(self, streams: list[Stream]) -> None:
+        for number, stream in enumerate(streams):
+            if stream.error is not None:
+                raise self._told(number, stream.error)
+
+    def _checked(self, news: Piece | ApiError) -> Piece:
+        """Count the piece; raise what makes the whole answer fail."""
+        if isinstance(news, ApiError):
+            raise news
+        if news.finish not in (None, "stop", "length"):
+            raise failed(news.finish, news.reason)
+        self._total.add(news)
+        return news
+
+    async def _begin(self, send: Send) -> None:
+        headers = {**sse.HEADERS, **self._extra_headers}
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        for number in range(len(self._asked.prompts) * self._asked.params.n):
+            for chunk in self._reply.opening(number):
+                await _write(send, sse.event(chunk))
+
+
+async def measured(engine: Engine, prompt: Prompt, n: int, request_id: str) -> Stream:
+    """`max_tokens: 0`: only the prompt's tokens are counted, there is nothing to compute."""
+    ids = await engine.tokenize(prompt, add_special_tokens=True)
+    stream = Stream(request_id, n, cancel=_nothing_to_cancel)
+    context = engine.facts.context if engine.facts is not None else 0
+    if len(ids) > context:
+        reason = f"the prompt has {len(ids)} tokens, the context is {context}"
+        raise RequestRefused("prompt", reason, "context_length_exceeded")
+    stream.accept(len(ids))
+    for choice in range(n):
+        stream.feed(Row(request_id, choice, 0, 0, [], "", "length", usage=Usage(len(ids), 0, 0)))
+    return stream
+
+
+def _nothing_to_cancel(request_id: str) -> None:
+    """It never was a request of the engine."""
+
+
+def error_response(error: ApiError) -> Response:
+    body = msgspec.json.encode(error.body())
+    return Response(body, status_code=error.status, media_type="application/json", headers=error.headers())
+
+
+async def _with_pauses(pieces: MemoryObjectReceiveStream[News]) -> AsyncIterator[News | None]:
+    """The news as they come, and None whenever none has come for a while."""
+    while True:
+        news = None
+        with anyio.move_on_after(KEEP_ALIVE_S):
+            try:
+                news = await pieces.receive()
+            except anyio.EndOfStream:
+                return
+        yield news
+
+
+async def _write(send: Send, data: bytes, *, last: bool = False) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": not last})
+
+
+async def _until_disconnected(receive: Receive, scope: anyio.CancelScope) -> None:
+    """The body has been read, so the next thing a client can say is that it has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -1,0 +1,206 @@
+"""The gateway's process: binds the port before anything else, then serves HTTP over the client library.
+
+`run` is the entry point in `octavo.gateway`; `build_app` makes the application over any engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from contextlib import nullcontext
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import anyio
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from octavo.core.client.client import Client
+from octavo.core.messages import Role
+from octavo.core.rundir import read
+from octavo.core.trace.emit import Emitter
+from octavo.plugins.openai.answer import Engine, error_response
+from octavo.plugins.openai.errors import ApiError
+from octavo.plugins.openai.routes import Api
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from octavo.core.config.schema import Config, ServerConfig
+
+BACKLOG = 1024
+FAREWELL_S = 3
+"""How long open connections may take to read their last words once the daemon stops."""
+
+BEAT_S = 1.0
+"""How often the supervisor sees that the event loop turns."""
+
+CANNOT_BIND = 78
+"""Exit code (EX_CONFIG): starting this process again will not help."""
+
+
+def build_app(engine: Engine, config: Config) -> Starlette:
+    """The application. Every error it answers with has OpenAI's shape."""
+    api = Api(engine, config.server.max_body_bytes)
+    return Starlette(
+        routes=api.routes(),
+        middleware=[Middleware(RequestId)],
+        exception_handlers={
+            ApiError: _known,
+            HTTPException: _http,
+            ClientDisconnect: _gone,
+            Exception: _bug,
+        },
+    )
+
+
+class RequestId:
+    """Gives every request an id, for the engine and the API; a client's own `x-request-id` is its trace id. One of
+    the two is in the answer's header."""
+
+    LONGEST = 200
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = secrets.token_hex(12)
+        trace_id = Request(scope).headers.get("x-request-id", "")[: self.LONGEST] or request_id
+        scope.setdefault("state", {}).update(request_id=request_id, trace_id=trace_id)
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = trace_id
+            await send(message)
+
+        await self._app(scope, receive, with_id)
+
+
+async def _known(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = error.status_code
+    if status == HTTPStatus.NOT_FOUND:
+        known = ApiError(status, f"there is no {request.method} {request.url.path[:200]}", code="unknown_route")
+    elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+        known = ApiError(status, f"{request.method} is not for {request.url.path[:200]}", code="method_not_allowed")
+    else:
+        known = ApiError(status, error.detail)
+    response = error_response(known)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody reads this."""
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """A fault of our own ends this request alone; starlette raises it again for the log."""
+    return error_response(ApiError(500, "the gateway failed on this request: see the daemon's log", code="internal"))
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: when to stop is for the supervisor to say."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+def make_server(app: Starlette) -> Server:
+    return Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            loop="none",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=FAREWELL_S,
+        )
+    )
+
+
+def bind(config: ServerConfig, port: int) -> socket.socket:
+    """The listening socket; OSError says what is wrong with the address."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def run(config: Config, run_dir: Path, generation: int) -> None:
+    """The gateway actor's life. Exits with `CANNOT_BIND` at once if its address is taken."""
+    port = config.server.port or _former_port(run_dir, generation)
+    try:
+        listener = bind(config.server, port)
+    except OSError as error:
+        where = f"{config.server.host}:{port}"
+        print(f"octavo: cannot listen on {where}: {error.strerror}. Choose another with --port.", file=sys.stderr)
+        sys.exit(CANNOT_BIND)
+    options: dict[str, Any] = {"use_uvloop": True}
+    with listener:
+        anyio.run(_serve, config, run_dir, generation, listener, backend="asyncio", backend_options=options)
+
+
+def _former_port(run_dir: Path, generation: int) -> int:
+    """With port 0, where this gateway's predecessor listened: its clients come back there."""
+    info = read(run_dir)
+    if generation == 1 or info is None or info.address is None:
+        return 0
+    return urlsplit(info.address).port or 0
+
+
+async def _serve(config: Config, run_dir: Path, generation: int, listener: socket.socket) -> None:
+    """Until the supervisor says that the daemon ends; open answers are told so by their streams' errors."""
+    host, port = listener.getsockname()[:2]
+    name, address = f"gateway-{generation}", f"http://{_bracketed(host)}:{port}"
+    with Emitter(run_dir, Role.GATEWAY, config.trace, generation=generation) as events:
+        connection = Client.connect(run_dir, role=Role.GATEWAY, name=name, address=address, report=events.emit)
+        async with connection as client, anyio.create_task_group() as tasks:
+            server = make_server(build_app(client, config))
+            tasks.start_soon(_stop_with_daemon, client, server)
+            tasks.start_soon(_beat, client)
+            await server.serve(sockets=[listener])
+            tasks.cancel_scope.cancel()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+async def _beat(client: Client) -> None:
+    while True:
+        client.beat()
+        await anyio.sleep(BEAT_S)
+
+
+async def _stop_with_daemon(client: Client, server: Server) -> None:
+    await client.wait_ended()
+    server.should_exit = True

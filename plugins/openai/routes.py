@@ -1,0 +1,160 @@
+"""The routes: each decodes, asks the engine and encodes. What is asked and answered is in `decode` and `responses`."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.core.client.stream import ClientError
+from octavo.plugins.openai import decode
+from octavo.plugins.openai.answer import Answer, Engine
+from octavo.plugins.openai.errors import ApiError, from_client
+from octavo.plugins.openai.responses import About, ChatReply, CompletionReply
+
+if TYPE_CHECKING:
+    from octavo.core.messages import Facts
+    from octavo.plugins.openai.decode import Asked
+
+IGNORED_HEADER = "x-octavo-ignored-fields"
+IGNORED_SHOWN = 20
+
+
+class Api:
+    """The endpoints over one engine."""
+
+    def __init__(self, engine: Engine, max_body_bytes: int) -> None:
+        self._engine = engine
+        self._max_body_bytes = max_body_bytes
+        self._created = int(time.time())
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{id:path}", self.model, methods=["GET"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/health", self.health, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+        ]
+
+    async def chat(self, request: Request) -> Response:
+        asked = decode.chat(await self._body(request))
+        return self._answer(request, asked, ChatReply)
+
+    async def completions(self, request: Request) -> Response:
+        asked = decode.completion(await self._body(request))
+        return self._answer(request, asked, CompletionReply)
+
+    async def models(self, request: Request) -> Response:
+        facts = self._facts()
+        return _json({"object": "list", "data": [self._card(facts)]})
+
+    async def model(self, request: Request) -> Response:
+        facts = self._facts()
+        self._check_model(request.path_params["id"], facts)
+        return _json(self._card(facts))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Also says how long a sequence may be."""
+        asked = decode.tokenize(await self._body(request))
+        facts = self._facts()
+        self._check_model(asked.model, facts)
+        try:
+            ids = await self._engine.tokenize(asked.prompt, add_special_tokens=asked.add_special_tokens)
+        except ClientError as error:
+            raise from_client(error) from error
+        body = {"count": len(ids), "max_model_len": facts.context, "tokens": ids}
+        return _json(body, _ignored(asked.ignored))
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = decode.detokenize(await self._body(request))
+        self._check_model(asked.model, self._facts())
+        try:
+            text = await self._engine.detokenize(asked.ids)
+        except ClientError as error:
+            raise from_client(error) from error
+        return _json({"prompt": text}, _ignored(asked.ignored))
+
+    async def health(self, request: Request) -> Response:
+        """200 only when a step can run now."""
+        health = self._engine.health()
+        if not health.ok:
+            raise _unavailable(health.reason)
+        return _json({"status": "ok"})
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": metadata.version("octavo")})
+
+    def _answer(self, request: Request, asked: Asked, kind: type[ChatReply | CompletionReply]) -> Response:
+        facts = self._facts()
+        self._check_model(asked.model, facts)
+        request_id: str = request.state.request_id
+        about = About(
+            id=kind.prefix + request_id,
+            created=int(time.time()),
+            model=facts.model_id,
+            fingerprint=f"fp_{metadata.version('octavo')}_{facts.cache_seed.hex()[:10]}",
+        )
+        reply = kind(about, include_usage=asked.include_usage)
+        return Answer(self._engine, asked, reply, request_id, request.state.trace_id, _ignored(asked.ignored))
+
+    async def _body(self, request: Request) -> bytes:
+        """The body, if it is JSON and not too large."""
+        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            message = f"the body must be application/json, not {kind[:80]!r}"
+            raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, code="unsupported_media_type")
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_body_bytes:
+                message = f"the body has more than {self._max_body_bytes} bytes (server.max_body_bytes)"
+                raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large")
+        return bytes(body)
+
+    def _facts(self) -> Facts:
+        facts = self._engine.facts
+        if facts is None:
+            raise _unavailable(self._engine.health().reason or "the model is being loaded")
+        return facts
+
+    def _check_model(self, model: str | None, facts: Facts) -> None:
+        """Absent means the one that is served."""
+        if model is not None and model != facts.model_id:
+            message = f"the model {model[:200]!r} is not served here: {facts.model_id!r} is"
+            raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
+
+    def _card(self, facts: Facts) -> dict[str, Any]:
+        return {
+            "id": facts.model_id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "octavo",
+            "max_model_len": facts.context,
+        }
+
+
+def _unavailable(reason: str) -> ApiError:
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, reason, code="service_unavailable")
+
+
+def _ignored(paths: list[str]) -> dict[str, str]:
+    """The header that tells which fields had no effect. Names come from outside: only printable ASCII goes in."""
+    if not paths:
+        return {}
+    shown = [ascii(path)[1:-1][:64] for path in paths[:IGNORED_SHOWN]]
+    more = [f"and {len(paths) - IGNORED_SHOWN} more"] if len(paths) > IGNORED_SHOWN else []
+    return {IGNORED_HEADER: ", ".join(shown + more)}
+
+
+def _json(body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)

@@ -1,0 +1,1 @@
+"""Chunking policies: how a step's token budget is split over prefills."""

@@ -1,0 +1,1 @@
+"""Eviction policies: which cached blocks go first."""

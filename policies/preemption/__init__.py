@@ -1,0 +1,1 @@
+"""Preemption policies: who gives up a slot when blocks run short."""

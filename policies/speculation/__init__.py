@@ -1,0 +1,1 @@
+"""Speculation policies: how many tokens to draft for each sequence."""

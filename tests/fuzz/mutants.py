@@ -1,0 +1,61 @@
+"""Single-line faults in the production cores, each of which the fuzzer must catch.
+
+A fault is (file, line, replacement): the line must occur exactly once, so that a change of the code that makes a
+fault meaningless is noticed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    line: str
+    fault: str
+
+
+# ruff: noqa: E501 - a line of the code is quoted whole
+
+POOL, KV = "core/kv/pool.py", "core/kv/core.py"
+LEDGER, PLANNER, STEPS = "core/scheduler/credit.py", "core/scheduler/planner.py", "core/scheduler/steps.py"
+BOOK, INTAKE = "core/scheduler/book.py", "core/scheduler/intake.py"
+
+MUTANTS = [
+    Mutant("an open skips its references", KV, "            self.pool.acquire(block)\n            self.pool.touch(block, now_ns, hit=True)", "            self.pool.touch(block, now_ns, hit=True)"),
+    Mutant("a fork skips its references", KV, "        for block in table:\n            self.pool.acquire(block)\n        if partial:", "        if partial:"),
+    Mutant("a fork does not copy the tail", KV, "            binding.copies.append((parent.table[full], block))", "            pass"),
+    Mutant("a fork shares the tail block", KV, "        table = parent.table[:full]", "        table = parent.table[: full + 1]"),
+    Mutant("a fork trusts a rebased parent", KV, "if parent is None or self._ends[f.parent_slot] < f.n or", "if parent is None or"),
+    Mutant("a release keeps the blocks", KV, "        for block in residency.table:\n            self.pool.release(block)", "        pass"),
+    Mutant("a commit claims a token too many", KV, "self._insert(binding, slot, open_id, kv_len, plan.now_ns)", "self._insert(binding, slot, open_id, kv_len + 1, plan.now_ns)"),
+    Mutant("a duplicate is not re-pointed on the executor", KV, "                binding.deltas.append((slot, open_id, i, canonical))", "                pass"),
+    Mutant("a re-pointed duplicate takes no reference", KV, "                self.pool.acquire(canonical)\n", ""),
+    Mutant("deltas of a released slot go out", KV, "if self._open_ids[d[0]] == d[1]]", "]"),
+    Mutant("a chunk may start anywhere", KV, "np.where(chunk, plan.start_or_cap == ends, ends >= self._known[known])", "np.where(chunk, True, ends >= self._known[known])"),
+    Mutant("a decode may overtake its prefill", KV, "np.where(chunk, plan.start_or_cap == ends, ends >= self._known[known])", "np.where(chunk, plan.start_or_cap == ends, True)"),
+    Mutant("an open may cover the whole prompt of another length", KV, "cached = self._lookup(o.namespace, o.ids, min(o.cached, len(o.ids) - 1))", "cached = self._lookup(o.namespace, o.ids, len(o.ids) - 1)"),
+    Mutant("a key forgets its prefix", POOL, "return sha256(parent + block_tokens).digest()[:16]", "return sha256(block_tokens).digest()[:16]"),
+    Mutant("eviction takes what is in use", POOL, "np.flatnonzero(self._unreferenced & (self._children == 0))", "np.flatnonzero(self._children == 0)"),
+    Mutant("eviction takes inner nodes", POOL, "np.flatnonzero(self._unreferenced & (self._children == 0))", "np.flatnonzero(self._unreferenced)"),
+    Mutant("a node does not count its children", POOL, "            self._children[parent] += 1", "            pass"),
+    Mutant("an acquired block stays evictable", POOL, "            self.evictable -= 1\n            self._unreferenced[block] = False\n        self._refs", "            self._unreferenced[block] = False\n        self._refs"),
+    Mutant("a freed block with a key is free and cached", POOL, "            if self._key[block] is None:\n                self._free", "            if True:\n                self._free"),
+    Mutant("credit ignores debits under way", LEDGER, "return self._available - self._debits", "return self._available"),
+    Mutant("credit counts releases under way", LEDGER, "return self._available - self._debits", "return self._available - self._debits + self._coming"),
+    Mutant("an ack keeps its debit", LEDGER, "        self._debits -= blocks", "        pass"),
+    Mutant("capacity ignores steps in flight", PLANNER, "np.minimum(known + slots.in_flight_most[decodes] + drafts, limit)", "np.minimum(known + drafts, limit)"),
+    Mutant("a growing sequence is not debited", PLANNER, "        draft.spend(int(need.sum()), draft.decode_tokens)", "        draft.spend(0, draft.decode_tokens)"),
+    Mutant("tokens in flight do not count to the limit", PLANNER, "self.slots.known[running] + self.slots.in_flight[running] < self.slots.limit[running]", "self.slots.known[running] <= self.slots.limit[running]"),
+    Mutant("a result of an earlier residency counts", STEPS, "if sequence.state is State.DONE or sequence.open_id != open_id:", "if sequence.state is State.DONE:"),
+    Mutant("a rebase of an earlier residency counts", STEPS, "if sequence is None or int(slots.open_id[slot]) != open_id or step", "if sequence is None or step"),
+    Mutant("a rebase is forgotten", STEPS, "        slots.planned[slot] = end", "        pass"),
+    Mutant("a recovery forgets what was under way", STEPS, "        self._outstanding.clear()", "        pass"),
+    Mutant("a resume does not repeat what was missed", INTAKE, "                rows.add(sequence, have, missing, sequence.logprobs_from(have))", "                pass"),
+    Mutant("a resume does not say what has ended", INTAKE, '                rows.end(sequence, sequence.finish, "")', "                pass"),
+    Mutant("a forked child waits for a parent that ended", BOOK, "                    self.ask_match(other)", "                    pass"),
+    Mutant("a preempted sequence is not matched again", STEPS, "            for sequence in planner.sent_back:\n                book.ask_match(sequence)", "            pass"),
+    Mutant("a finished sequence keeps its slot", BOOK, "            self._planner.release(sequence.slot)\n            sequence.slot = -1", "            sequence.slot = -1"),
+    Mutant("commits come a token late and go astray", STEPS, "sequence.tokens[committed:])", "sequence.tokens[committed + 1 :])"),
+]  # fmt: skip

@@ -1,0 +1,522 @@
+"""A whole replica in one thread: the production cores and the ghost executor, joined by queues instead of sockets.
+
+Every link is a queue; which one moves next is drawn at random, so any interleaving can happen. Frames carry the two
+generations of their link and are fenced as the shells fence them. A crash throws a core away with everything in it; its
+peers hear of it one by one (`PeerDown`), then, after all have, the successor starts and everybody gets `PeerUp`.
+
+The client keeps a journal per choice and resumes as `core.client` does. At the end each journal must hold exactly the
+ghost's tokens, the pool must balance, and nobody may be left waiting.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from octavo.core.config.schema import PolicyConfig
+from octavo.core.kv.core import KvCore
+from octavo.core.messages import (
+    Body,
+    Cancel,
+    Deltas,
+    Enqueue,
+    Facts,
+    Message,
+    PeerDown,
+    PeerUp,
+    Refused,
+    Role,
+    Sampling,
+    StepAck,
+    StepBind,
+    StepPlan,
+    StepResult,
+    Stop,
+    Tick,
+    col,
+    decode,
+    encode,
+)
+from octavo.core.policy import Policies, PolicyHost, load_policies
+from octavo.core.scheduler.core import SchedulerCore
+from octavo.core.trace.catalogue import KvLeak, KvOverdraft, PolicyRejected
+from octavo.executors.ghost import GhostExecutor, next_token, prefix_hashes
+from octavo.policies.contract import Floats, Ints, Leaves, Running, Selection, Step, Waiting
+
+S, K, E, T = Role.SCHEDULER, Role.KV, Role.EXECUTOR, Role.TOKENIZER
+LINKS = [(T, S), (S, K), (K, E), (E, S), (K, S), (S, T)]
+EOS_ONE_IN = 24
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run: everything that is drawn from the seed follows from it."""
+
+    seed: int
+    depth: int = 2
+    block_size: int = 4
+    blocks: int = 20
+    slots: int = 4
+    budget: int = 8
+    requests: int = 14
+    drafts: int = 0
+    crashes: tuple[Role, ...] = ()
+    forks: bool = True
+    cancels: bool = True
+    stops: bool = True
+    odd_policies: bool = False
+
+    @staticmethod
+    def draw(seed: int) -> Setup:
+        r = random.Random(seed)
+        size = r.choice([1, 2, 4, 4])
+        return Setup(
+            seed=seed,
+            depth=r.choice([1, 2, 2, 3]),
+            block_size=size,
+            blocks=r.choice([40, 44, 52, 80]) // size + r.choice([0, 1, 3]),
+            slots=r.choice([2, 3, 5]),
+            budget=r.choice([3, 8, 16]),
+            requests=r.choice([8, 14]),
+            drafts=r.choice([0, 0, 2]),
+            crashes=r.choice([(), (), (S,), (K,), (E,), (T,), (S, K, E, T)]),
+            odd_policies=r.random() < 0.3,
+        )
+
+
+@dataclass
+class Asked:
+    """A request as its client knows it: what was asked, and the journal of each choice."""
+
+    request_id: str
+    ids: list[int]
+    n: int
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: list[int]
+    stop_at: int | None
+    """Output index at which the stand-in for a stop string ends choice 0."""
+    cancelled: bool = False
+    refused: str = ""
+    attempt: int = 0
+    journals: list[list[int]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return self.cancelled or bool(self.refused) or all(self.ended)
+
+    def expected(self, choice: int) -> tuple[list[int], str]:
+        hashes = prefix_hashes(self.ids)
+        prefix, out = hashes[-1], list[int]()
+        while True:
+            token = next_token(prefix, self.sampling, choice, EOS_ONE_IN)
+            out.append(token)
+            if choice == 0 and self.stop_at is not None and len(out) == self.stop_at + 1:
+                return out, "stop"
+            if token in self.stop_ids:
+                return out, "stop"
+            if len(out) == self.max_tokens:
+                return out, "length"
+            prefix = prefix_hashes([token], prefix)[0]
+
+
+class OddPolicies:
+    """Valid answers that no sensible policy gives: any order, any share, any victim, any score."""
+
+    def __init__(self, rng: random.Random, drafts: int) -> None:
+        self._rng = rng
+        self._drafts = drafts
+
+    def select(self, step: Step, waiting: Waiting, running: Running) -> Selection:
+        order = list(range(len(waiting)))
+        self._rng.shuffle(order)
+        admit = col(order[: self._rng.randint(0, len(order))])
+        mask = np.asarray([self._rng.random() < 0.8 for _ in range(len(running))], dtype=np.bool_)
+        return Selection(admit, self._rng.choice(["stop", "skip"]), mask)
+
+    def split(self, step: Step, remaining: Ints, decode_tokens: int) -> Ints:
+        room = max(0, step.chunk_budget - decode_tokens)
+        out = []
+        for left in remaining.tolist():
+            n = self._rng.randint(0, min(left, room))
+            out.append(n)
+            room -= n
+        return col(out)
+
+    def victims(self, step: Step, need: int, candidates: Running) -> Ints:
+        order = list(range(len(candidates)))
+        self._rng.shuffle(order)
+        return col(order[:1])
+
+    def rank(self, need: int, leaves: Leaves) -> Floats:
+        return np.asarray([self._rng.random() for _ in range(len(leaves))])
+
+    def draft_lengths(self, step: Step, running: Running) -> Ints:
+        return col([self._rng.randint(0, self._drafts) for _ in range(len(running))])
+
+
+class World:
+    """One replica and its client, driven by a seed."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.rng = random.Random(setup.seed * 7919 + 1)
+        self.seen: Counter[str] = Counter()
+        self.now = 1_000
+        self.gens = {S: 1, K: 1, E: 1, T: 1}
+        """Generation of each state, as of the last topology that all have acknowledged."""
+        self.queues: dict[tuple[Role, Role], deque[tuple[int, int, tuple[bytes, ...]]]] = {
+            link: deque() for link in LINKS
+        }
+        self.control: dict[Role, deque[Body]] = {role: deque() for role in (S, K, E, T)}
+        self.deaf: dict[Role, set[Role]] = {role: set() for role in (S, K, E, T)}
+        """Peers whose frames are fenced for want of a generation, between PeerDown and the new topology."""
+        self.dead: list[Role] = []
+        self.asked: dict[str, Asked] = {}
+        self.handles: dict[int, str] = {}
+        """What the tokenizer knows; a crash of it loses them."""
+        self.handle_count = 0
+        self.submitted = 0
+        self.crashes_left = 4 if setup.crashes else 0
+        self.reads_checked = 0
+        self.facts = Facts(
+            model_id="ghost",
+            context=10_000,
+            vocab_size=260,
+            block_size=setup.block_size,
+            total_blocks=setup.blocks,
+            block_bytes=8,
+            cache_seed=b"",
+        )
+        odd = OddPolicies(self.rng, setup.drafts)
+        built_in = load_policies(PolicyConfig())
+        self.policies = (
+            Policies(odd, odd, odd, odd, odd, built_in.names)
+            if setup.odd_policies
+            else replace(built_in, speculation=odd)
+            if setup.drafts
+            else built_in
+        )
+        self.scheduler = self._new_scheduler()
+        self.kv = self._new_kv()
+        self.executor = GhostExecutor(self.facts, eos_one_in=EOS_ONE_IN)
+        # Slow links make rare interleavings common: each run starves some of them.
+        self.weights = {link: self.rng.choice([0.2, 1, 3, 10]) for link in LINKS}
+        for role, peers in ((S, (T, K, E)), (K, (S, E))):
+            self.control[role].extend(PeerUp(peer, 1) for peer in peers)
+
+    def _new_scheduler(self) -> SchedulerCore:
+        return SchedulerCore(
+            host=PolicyHost(self.policies),
+            generation=self.gens[S],
+            slots=self.setup.slots,
+            block_size=self.setup.block_size,
+            total_blocks=self.setup.blocks,
+            context=self.facts.context,
+            chunk_budget=self.setup.budget,
+            depth=self.setup.depth,
+        )
+
+    def _new_kv(self) -> KvCore:
+        return KvCore(
+            total_blocks=self.setup.blocks,
+            block_size=self.setup.block_size,
+            slots=self.setup.slots,
+            eviction=PolicyHost(self.policies),
+            generation=self.gens[K],
+        )
+
+    # ── links ────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, source: Role, dest: Role, *messages: Message, dest_gen: int | None = None) -> None:
+        if source in self.dead or dest in self.deaf[source]:
+            return
+        stamp = (self.gens[source], self.gens[dest] if dest_gen is None else dest_gen)
+        self.queues[source, dest].append((*stamp, tuple(encode(m) for m in messages)))
+
+    def deliver(self, link: tuple[Role, Role]) -> None:
+        source, dest = link
+        source_gen, dest_gen, frames = self.queues[link].popleft()
+        if source in self.deaf[dest] or source_gen != self.gens[source] or dest_gen != self.gens[dest]:
+            self.seen["frame fenced"] += 1
+            if link in ((E, S), (S, T)):
+                self.seen["crash between result and delivery"] += 1
+            return
+        self.handle(dest, [decode(frame) for frame in frames])
+
+    def handle(self, role: Role, messages: list[Body]) -> None:
+        self.now += self.rng.randint(1, 1_000)
+        if role is E:
+            plan, bind = messages
+            assert isinstance(plan, StepPlan)
+            assert isinstance(bind, StepBind)
+            result = self.executor.execute(plan, bind)
+            if not self.setup.drafts:  # capacity is enough for what runs: nobody's turn is for nothing
+                assert len(result.slot) == len(plan.slot) - len(bind.skipped), "a decode ran into its capacity"
+            self.send(E, S, result, dest_gen=plan.scheduler_gen)
+        elif role is T:
+            self.on_answer(messages[0])
+        else:
+            core: SchedulerCore | KvCore = self.scheduler if role is S else self.kv
+            (message,) = messages
+            self.observe(role, message)
+            outputs = core.apply(self.now, message)
+            assert not any(isinstance(e, KvLeak | KvOverdraft | PolicyRejected) for e in outputs.events), outputs.events
+            for event in outputs.events:
+                self.seen[type(event).__name__] += 1
+            for out in outputs.messages:
+                parts = (message, out.message) if isinstance(out.message, StepBind) else (out.message,)
+                self.send(role, out.role, *parts)
+                if isinstance(message, StepPlan):
+                    self.observe_bound(message, out.message)
+            if role is K and isinstance(message, StepPlan):
+                wrong = self.kv.pool.audit(self.kv.tables())
+                assert not wrong, wrong
+
+    def observe(self, role: Role, message: Body) -> None:
+        """Count the rare things about to happen; reads the core's columns, changes nothing."""
+        if role is not S:
+            return
+        slots = self.scheduler._slots
+        if isinstance(message, StepResult):
+            reused = slots.active[message.slot] & (slots.open_id[message.slot] != message.open_id)
+            self.seen["slot reused while its former owner's result is in flight"] += int(reused.sum())
+        elif isinstance(message, StepAck):
+            current = slots.open_id[message.rebase_slot]
+            reused = slots.active[message.rebase_slot] & (current != message.rebase_open_id)
+            self.seen["slot reused while its former owner's ack is in flight"] += int(reused.sum())
+
+    def observe_bound(self, plan: StepPlan, answer: Message) -> None:
+        if isinstance(answer, StepBind):
+            self.seen["partial block copied for a fork"] += len(answer.copy_src)
+            for slot, index in zip(answer.delta_slot.tolist(), answer.delta_index.tolist(), strict=True):
+                residency = self.kv._residencies[slot]
+                if residency is not None and index < len(residency.keys):
+                    self.seen["duplicate block re-pointed"] += 1
+        elif isinstance(answer, StepAck):
+            opened = {o.open_id for o in plan.opens}
+            parents = {f.open_id: f for f in plan.forks}
+            for open_id, end in zip(answer.rebase_open_id.tolist(), answer.rebase_end.tolist(), strict=True):
+                if open_id in opened and end >= 0:
+                    self.seen["evicted between hint and open"] += 1
+                elif open_id in parents and end < 0:
+                    self.seen["fork of a parent that was rebased"] += 1
+
+    # ── the client and its tokenizer ─────────────────────────────────────────────────────────────
+
+    def submit_new(self) -> None:
+        r, setup = self.rng, self.setup
+        shared = [1, 2, 1, 2, 2, 1, 1, 2, 1, 1]
+        head = (
+            shared[: r.choice([4, 8, 10])] if r.random() < 0.6 else [r.randint(1, 2) for _ in range(r.choice([0, 4]))]
+        )
+        ids = head + [r.randint(1, 3) for _ in range(r.randint(1, 6))]
+        sampling = Sampling(temperature=r.choice([0.0, 1.0]), seed=r.randint(0, 3))
+        max_tokens = r.choice([1, 2, 5, 12, 24])
+        n = r.choice([1, 1, 1, 3]) if setup.forks else 1
+        stop_at = r.randint(0, 6) if setup.stops and r.random() < 0.2 else None
+        if r.random() < 0.03:
+            max_tokens = setup.blocks * setup.block_size + 1
+        request_id = f"r{self.submitted}"
+        self.submitted += 1
+        asked = Asked(request_id, ids, n, sampling, max_tokens, [257], stop_at)
+        asked.journals = [[] for _ in range(n)]
+        asked.ended = [""] * n
+        self.asked[request_id] = asked
+        self.send_request(asked)
+
+    def send_request(self, asked: Asked) -> None:
+        self.handle_count += 1
+        handle = self.handle_count
+        self.handles[handle] = asked.request_id
+        message = Enqueue(
+            handle=handle,
+            request_id=asked.request_id,
+            attempt=asked.attempt,
+            ids=col(asked.ids),
+            n=asked.n,
+            sampling=asked.sampling,
+            max_tokens=asked.max_tokens,
+            stop_ids=asked.stop_ids,
+            tenant="",
+            priority=0,
+            deadline_ns=None,
+            namespace=b"n",
+            received_ns=self.now,
+            trace_id="",
+            delivered=[list(j) for j in asked.journals],
+            finished=[bool(e) for e in asked.ended],
+        )
+        self.send(T, S, message)
+
+    def resume_all(self) -> None:
+        for asked in self.asked.values():
+            if not asked.done:
+                asked.attempt += 1
+                self.send_request(asked)
+
+    def on_answer(self, message: Body) -> None:
+        if isinstance(message, Refused):
+            asked = self.asked[message.request_id]
+            if message.attempt == asked.attempt:
+                asked.refused = message.code
+            return
+        assert isinstance(message, Deltas)
+        at = 0
+        columns = (message.handle, message.choice, message.attempt, message.index, message.n)
+        for handle, choice, attempt, index, n in zip(*(c.tolist() for c in columns), strict=True):
+            tokens = message.tokens[at : at + n].tolist()
+            at += n
+            if handle not in self.handles:
+                continue
+            asked = self.asked[self.handles[handle]]
+            if attempt != asked.attempt or asked.done or asked.ended[choice]:
+                continue
+            journal = asked.journals[choice]
+            assert index == len(journal), f"{asked.request_id}: row at {index}, journal has {len(journal)}"
+            journal += tokens
+            if choice == 0 and asked.stop_at is not None and len(journal) > asked.stop_at:
+                del journal[asked.stop_at + 1 :]
+                asked.ended[0] = "stop"
+                self.send(T, S, Stop(asked.request_id, 0, asked.stop_at))
+        for end in message.ends:
+            if end.handle not in self.handles:
+                continue
+            asked = self.asked[self.handles[end.handle]]
+            if end.attempt == asked.attempt and not asked.done and not asked.ended[end.choice]:
+                asked.ended[end.choice] = end.reason
+
+    def cancel_one(self) -> None:
+        live = [a for a in self.asked.values() if not a.done]
+        if live:
+            asked = self.rng.choice(live)
+            asked.cancelled = True
+            self.seen["cancel"] += 1
+            self.send(T, S, Cancel(asked.request_id))
+
+    # ── crashes ──────────────────────────────────────────────────────────────────────────────────
+
+    def crash(self, role: Role) -> None:
+        """The process is gone; state that cannot outlive it goes with it. Peers hear of it one by one."""
+        self.seen[f"crash of {role.name}"] += 1
+        self.crashes_left -= 1
+        lost = [E, K] if role is E else [role]
+        self.dead = [role]
+        for peer in (S, K, E, T):
+            if peer is not role:
+                self.control[peer].extend(PeerDown(gone) for gone in lost if gone is not peer)
+        self.control[role].clear()
+
+    def recover(self) -> None:
+        """Everybody knows: the successor starts, the new topology is acknowledged by all, then Go."""
+        (role,) = self.dead
+        lost = [E, K] if role is E else [role]
+        for gone in lost:
+            self.gens[gone] += 1
+        if role is S:
+            self.scheduler = self._new_scheduler()
+        if K in lost:
+            self.kv = self._new_kv()
+        if role is T:
+            self.handles.clear()
+        if role is E:
+            self.reads_checked += self.executor.reads_checked
+            self.executor = GhostExecutor(self.facts, eos_one_in=EOS_ONE_IN)
+        self.dead = []
+        for peer in self.deaf:
+            self.deaf[peer].clear()
+        everyone = (S, K, E, T)
+        for peer in everyone:
+            fresh = everyone if peer in lost else lost
+            self.control[peer].extend(PeerUp(other, self.gens[other]) for other in fresh if other is not peer)
+
+    def take_control(self, role: Role) -> None:
+        message = self.control[role].popleft()
+        if isinstance(message, PeerDown):
+            self.deaf[role].add(message.role)
+        if role in (S, K):
+            self.handle(role, [message])
+        elif role is T and isinstance(message, PeerUp) and message.role is S:
+            self.resume_all()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────
+
+    def tick(self) -> bool:
+        """One random move; False if nothing can move."""
+        r, setup = self.rng, self.setup
+        moves: list[tuple[float, Callable[[], None]]] = []
+        for link, queue in self.queues.items():
+            if queue and link[1] not in self.dead:
+                moves.append((self.weights[link] * 10, partial(self.deliver, link)))
+        for role, told in self.control.items():
+            if told and role not in self.dead:
+                moves.append((30, partial(self.take_control, role)))
+        settled = not any(self.control.values())
+        if self.dead and settled:
+            moves.append((30, self.recover))
+        if self.submitted < setup.requests and not self.dead:
+            moves.append((8, self.submit_new))
+        if not moves:
+            return False
+        live = any(not a.done for a in self.asked.values())
+        if live and setup.cancels:
+            moves.append((1, self.cancel_one) if r.random() < 0.03 else (0, self.cancel_one))
+        if live and self.crashes_left and settled and not self.dead and r.random() < 0.02:
+            moves.append((100, partial(self.crash, r.choice(setup.crashes))))
+        weights = [w for w, _ in moves]
+        r.choices(moves, weights)[0][1]()
+        return True
+
+    def run(self, most: int = 60_000) -> None:
+        """To the end of all requests, then check that everything is as if nothing had gone wrong."""
+        for _ in range(most):
+            if not self.tick() and not self._wake():
+                break
+        else:
+            raise AssertionError(f"not done after {most} moves: {self.scheduler.stats}")
+        self.reads_checked += self.executor.reads_checked
+        stuck = [a.request_id for a in self.asked.values() if not a.done]
+        assert not stuck, f"nothing moves, yet {stuck} wait: {self.scheduler.stats}"
+        for asked in self.asked.values():
+            self.check_answer(asked)
+        stats = self.scheduler.stats
+        assert stats["running"] == stats["waiting"] == stats["requests"] == 0, stats
+        assert not self.kv.tables(), "somebody is still resident in the KV-manager"
+        pool = self.kv.pool
+        assert pool.free + pool.cached == pool.total == stats["blocks_available"], (pool.free, pool.cached, stats)
+        assert not pool.audit(()), pool.audit(())
+        self.seen["evictions"] += pool.evicted
+
+    def _wake(self) -> bool:
+        """Nothing moves: let the time pass that the scheduler waits for orphans, if it does."""
+        if not any(r.orphan for r in self.scheduler._book.requests.values()):
+            return False
+        self.now += 20_000_000_000
+        self.handle(S, [Tick()])
+        return True
+
+    def check_answer(self, asked: Asked) -> None:
+        if asked.refused:
+            pool = self.setup.blocks * self.setup.block_size
+            assert asked.refused == "never_fits", asked.refused
+            assert len(asked.ids) + asked.max_tokens > pool
+            return
+        for choice in range(asked.n):
+            tokens, finish = asked.expected(choice)
+            journal, ended = asked.journals[choice], asked.ended[choice]
+            if asked.cancelled:
+                assert journal == tokens[: len(journal)], f"{asked.request_id} choice {choice}: a wrong token"
+            elif ended == "error":
+                assert E in self.setup.crashes, f"{asked.request_id} failed without a crash"
+                assert journal == tokens[: len(journal)]
+                self.seen["poison"] += 1
+            else:
+                assert (journal, ended) == (tokens, finish), (
+                    f"{asked.request_id} choice {choice}: {journal} {ended!r}, not {tokens} {finish!r}"
+                )

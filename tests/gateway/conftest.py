@@ -1,0 +1,161 @@
+"""A gateway over an engine that is no engine: each character of the answer is a token, and the test says when."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from octavo.core.client.client import Health
+from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable, Stream
+from octavo.core.config.schema import Config, ServerConfig
+from octavo.core.messages import Chat, Facts, Ids, Params, Prompt, Row, Text, TextLogprob, Usage
+from octavo.plugins.openai.app import build_app, make_server
+
+CONTEXT = 200
+
+
+class FakeEngine:
+    """Answers every prompt with `answer`, a piece per character, unless `silent` (then the test feeds `streams`)."""
+
+    def __init__(self) -> None:
+        self.answer = "héllo 👍"
+        self.silent = False
+        self.unavailable: str | None = None
+        self.error_after: int | None = None
+        self.seen: list[tuple[str, Prompt, Params]] = []
+        self.streams: dict[str, Stream] = {}
+        self.cancelled: list[str] = []
+        self.trace_ids: list[str] = []
+        self.facts: Facts | None = Facts(
+            model_id="m",
+            context=CONTEXT,
+            vocab_size=256,
+            block_size=16,
+            total_blocks=64,
+            block_bytes=1,
+            cache_seed=b"s",
+        )
+
+    def health(self) -> Health:
+        return Health(self.unavailable is None, self.unavailable or "")
+
+    async def generate(
+        self, prompt: Prompt, params: Params, *, request_id: str | None, priority: int, trace_id: str
+    ) -> Stream:
+        if self.unavailable is not None:
+            raise ServiceUnavailable(self.unavailable)
+        assert request_id is not None
+        assert priority == 0
+        self.trace_ids.append(trace_id)
+        self.seen.append((request_id, prompt, params))
+        stream = self.streams[request_id] = Stream(request_id, params.n, self._left)
+        ids = self._ids(prompt)
+        if len(ids) >= CONTEXT:
+            stream.fail(RequestRefused("prompt", f"{len(ids)} tokens", "context_length_exceeded"))
+            return stream
+        stream.accept(len(ids))
+        if not self.silent:
+            self.play(stream, params, len(ids))
+        return stream
+
+    def _left(self, request_id: str) -> None:
+        if not self.streams[request_id].complete:
+            self.cancelled.append(request_id)
+
+    def play(self, stream: Stream, params: Params, prompt_tokens: int) -> None:
+        limit = len(self.answer) if params.max_tokens is None else min(params.max_tokens, len(self.answer))
+        for i in range(limit):
+            for choice in range(params.n):
+                if i == self.error_after:
+                    stream.feed(Row(stream.request_id, choice, 0, i, [], "", "error", "the step broke"))
+                    return
+                last = i == limit - 1
+                finish = None if not last else "stop" if limit == len(self.answer) else "length"
+                usage = Usage(prompt_tokens, limit, 4) if last else None
+                character = self.answer[i]
+                entry = TextLogprob(character, character.encode(), -0.5, [(character, character.encode(), -0.5)])
+                logprobs = [entry] if params.sampling.logprobs >= 0 else None
+                stream.feed(Row(stream.request_id, choice, 0, i, [i], character, finish, "", usage, logprobs))
+
+    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+        assert add_special_tokens
+        return self._ids(prompt)
+
+    async def detokenize(self, ids: list[int]) -> str:
+        if max(ids, default=0) > 255:
+            raise RequestRefused("tokens", "an id is out of range")
+        return bytes(ids).decode()
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        match prompt:
+            case Text(text):
+                return list(text.encode())
+            case Ids(ids):
+                return ids
+            case Chat(messages):
+                return list("".join(turn["content"] for turn in messages).encode())
+
+    async def until(self, request_id: str) -> None:
+        """Wait until this request is cancelled."""
+        with anyio.fail_after(5):
+            while request_id not in self.cancelled:
+                await anyio.sleep(0.005)
+
+    def only_request(self) -> str:
+        ((request_id, _, _),) = self.seen
+        return request_id
+
+    def fail(self, error: ClientError) -> None:
+        self.streams[self.only_request()].fail(error)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def config() -> Config:
+    return Config(server=ServerConfig(max_body_bytes=4096))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def http(engine: FakeEngine, config: Config, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Requests straight into the application, without a socket."""
+    transport = httpx.ASGITransport(build_app(engine, config), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://octavo", timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+def url(engine: FakeEngine, config: Config) -> Iterator[str]:
+    """The application behind a real socket and server, in a thread of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = make_server(build_app(engine, config))
+
+        async def serve() -> None:
+            await server.serve(sockets=[listener])
+
+        options: dict[str, Any] = {"use_uvloop": True}
+        thread = threading.Thread(target=anyio.run, args=(serve,), kwargs={"backend_options": options}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not server.started:
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.005)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(timeout=10)
+        assert not thread.is_alive()
