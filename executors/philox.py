@@ -39,7 +39,9 @@ def philox4x32(counter: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.A
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 
 
-def uniforms(ids: npt.NDArray[np.int64], seed: int, choice: int, position: int, purpose: Purpose) -> npt.NDArray[np.float64]:
+def uniforms(
+    ids: npt.NDArray[np.int64], seed: int, choice: int, position: int, purpose: Purpose
+) -> npt.NDArray[np.float64]:
     """One number in (0, 1) for each id, shape [n]: a function of the arguments and that id alone."""
     lanes = ids & 3
     if len(ids) and ids[-1] == len(ids) - 1 and np.array_equal(ids, np.arange(len(ids))):

@@ -152,7 +152,8 @@ class KvCore:
         evicted_before = self.pool.evicted
         now_ns = plan.now_ns
         for computed in self._computed:
-            self._insert(binding, computed.slot, computed.open_id, computed.upto, now_ns)
+            if (residency := self._resident(computed.slot, computed.open_id)) is not None:
+                self._insert(binding, computed.slot, residency, computed.upto, now_ns)
         self._computed = []
         self._commit(binding, plan)
         for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
@@ -226,14 +227,13 @@ class KvCore:
         ):
             if (residency := self._resident(slot, open_id)) is not None:
                 residency.tokens.extend(plan.commit_tokens[at : at + n].tolist())
-                self._insert(binding, slot, open_id, kv_len, plan.now_ns)
+                self._insert(binding, slot, residency, kv_len, plan.now_ns)
             at += n
 
-    def _insert(self, binding: _Binding, slot: int, open_id: int, upto: int, now_ns: int) -> None:
+    def _insert(self, binding: _Binding, slot: int, residency: Residency, upto: int, now_ns: int) -> None:
         """Put the residency's full blocks below position `upto` into the tree; where the tree has the prefix
         already, re-point the table to the canonical block and give up the duplicate."""
-        residency = self._resident(slot, open_id)
-        if residency is None or not self._caching:
+        if not self._caching:
             return
         size, table, keys = self._block_size, residency.table, residency.keys
         for i in range(len(keys), min(upto, len(residency.tokens)) // size):
@@ -246,7 +246,7 @@ class KvCore:
                 self.pool.acquire(canonical)
                 self.pool.release(block)
                 table[i] = canonical
-                binding.deltas.append((slot, open_id, i, canonical))
+                binding.deltas.append((slot, residency.open_id, i, canonical))
             self.pool.touch(canonical, now_ns)
             keys.append(key)
 
@@ -333,35 +333,37 @@ class KvCore:
         return False
 
     def _bind_items(self, binding: _Binding, plan: StepPlan) -> None:
-        if not len(plan.slot):
-            return
         slots, size = plan.slot, self._block_size
+        if not len(slots):
+            return
         inside = (slots >= 0) & (slots < len(self._open_ids))
-        known = np.where(inside, slots, 0)
-        chunk = plan.kind == Kind.CHUNK
-        valid = inside & (self._open_ids[known] == plan.open_id) & (plan.n > 0)
-        resident = valid.copy()
-        ends = self._ends[known]
-        valid &= np.where(chunk, plan.start_or_cap == ends, ends >= self._known[known])
-        if len(np.unique(slots)) != len(slots):
+        at = slots if inside.all() else np.where(inside, slots, 0)
+        chunk, start, ends = plan.kind == Kind.CHUNK, plan.start_or_cap, self._ends[at]
+        resident = inside & (self._open_ids[at] == plan.open_id)
+        valid = resident & (plan.n > 0) & np.where(chunk, start == ends, ends >= self._known[at])
+        if len(set(slots.tolist())) != len(slots):  # a slot is served once a step
             first = np.zeros(len(slots), dtype=np.bool_)
             first[np.unique(slots, return_index=True)[1]] = True
             valid &= first
-        capacity = np.where(chunk, plan.start_or_cap + plan.n, plan.start_or_cap)
-        need = np.where(valid, np.maximum(0, -(-capacity // size) - self._held[known]), 0)
+        capacity = start + plan.n * chunk
+        need = np.maximum(0, -(-capacity // size) - self._held[at]) * valid
         if int(need.sum()) > self.pool.available:  # serve what fits, in order
             binding.events.append(KvOverdraft(step=plan.step, need=int(need.sum()), available=self.pool.available))
             valid &= np.cumsum(need) <= self.pool.available
-            need = np.where(valid, need, 0)
+            need *= valid
+        growing = np.flatnonzero(need)
         self.pool.reserve(int(need.sum()))
-        for i in np.flatnonzero(need).tolist():
-            self._grow(binding, int(slots[i]), int(need[i]))
-        bound = known[valid]
-        self._ends[bound] = np.maximum(self._ends[bound], capacity[valid])
-        for i in np.flatnonzero(~valid).tolist():
-            end = int(self._ends[known[i]]) if resident[i] else REFUSED
-            binding.skipped.append(i)
-            binding.rebases.append((int(slots[i]), int(plan.open_id[i]), end))
+        for slot, n in zip(slots[growing].tolist(), need[growing].tolist(), strict=True):
+            self._grow(binding, slot, n)
+        if not valid.all():
+            for i in np.flatnonzero(~valid).tolist():
+                binding.skipped.append(i)
+                end = int(ends[i]) if resident[i] else REFUSED
+                binding.rebases.append((int(slots[i]), int(plan.open_id[i]), end))
+            bound = at[valid]
+            self._ends[bound] = np.maximum(ends[valid], capacity[valid])
+        else:
+            self._ends[at] = np.maximum(ends, capacity)
         for i in np.flatnonzero(valid & chunk).tolist():
             self._computed.append(_Computed(int(slots[i]), int(plan.open_id[i]), int(capacity[i])))
 

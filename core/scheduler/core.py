@@ -122,7 +122,7 @@ class SchedulerCore:
         if peer.role is Role.TOKENIZER:
             self._intake.tokenizer_lost()
         elif peer.role in (Role.KV, Role.EXECUTOR):
-            self._kv_ready = False
+            self._kv_ready = self._book.can_match = False
             if peer.role is Role.EXECUTOR:
                 self._executor_up = False
                 self._steps.blame(now_ns)

@@ -114,7 +114,7 @@ class Intake:
         """Raises `NotServed`."""
         prompt, pool, waiting = len(asked.ids), self._pool, len(self._book.queue)
         most = asked.max_tokens
-        if waiting + asked.n > self._max_waiting:
+        if waiting + asked.n > self._max_waiting and not asked.attempt:  # what was taken once is not sent away
             raise NotServed("n", f"{waiting} sequences are waiting, {self._max_waiting} may", "overloaded")
         if prompt >= self._context:
             raise NotServed(

@@ -16,13 +16,13 @@ from octavo.core.messages import Col, Fork, Kind, Open, StepPlan, col
 from octavo.core.policy import PolicyHost, split_in_order
 from octavo.core.scheduler.credit import Ledger
 from octavo.core.scheduler.sequence import Sequence, State
-from octavo.core.scheduler.slots import Slots
+from octavo.core.scheduler.slots import SlotIds, Slots
 from octavo.core.scheduler.waiting import Queue
 from octavo.core.trace.catalogue import Event, RequestAdmitted, RequestChunk, RequestPreempted, StepPlanned
 from octavo.policies.contract import Ints, Mask, Step
 
-SlotIds = np.ndarray[tuple[int], np.dtype[np.intp]]
 MAX_DRAFTS = 64
+_KINDS = col((Kind.DECODE, Kind.CHUNK))
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class Planner:
     def plan(self, now_ns: int, idle: bool) -> tuple[StepPlan, Outstanding, list[Event]] | None:
         """The next step, or None if there is nothing to do. `idle`: no step is under way."""
         draft = _Draft(self._step + 1, now_ns, self.ledger.credit, self._chunk_budget)
-        running = self.slots.oldest_first(self.slots.active)
+        running = self.slots.oldest_first
         step = Step(now_ns, draft.step, len(self.slots.free), draft.credit, self._chunk_budget, self.slots.block_size)
         view = self.slots.view(running)
         selection = self._host.select(step, self.queue.view(), view)
@@ -149,8 +149,10 @@ class Planner:
         decodes = running[chosen]
         drafts = self._host.draft_lengths(step, view)[chosen] if len(decodes) else col()
         gone = self._preempt(draft, step, running, wants)
-        stays = ~np.isin(decodes, gone)
-        self._plan_decodes(draft, decodes[stays], np.minimum(drafts[stays], MAX_DRAFTS))
+        if gone:
+            stays = ~np.isin(decodes, gone)
+            decodes, drafts = decodes[stays], drafts[stays]
+        self._plan_decodes(draft, decodes, np.minimum(drafts, MAX_DRAFTS))
         # What a preemption frees is for those it was done for: nobody is admitted in the same step.
         self._plan_prefills(draft, step, [] if gone else candidates, selection.when_blocked)
         if idle and not gone and not len(draft.decodes) and not draft.chunks:
@@ -162,7 +164,12 @@ class Planner:
 
     def _preempt(self, draft: _Draft, step: Step, running: SlotIds, wants: Mask) -> list[int]:
         """Send sequences back to waiting if the credit will not last for `depth` more steps."""
+        slots = self.slots
         if len(running) < 2:
+            return []
+        # Most that a decode can ask for; with credit for that the exact count is not needed.
+        growth = (int(slots.in_flight_most[running].max()) + self._depth) // slots.block_size + 2
+        if draft.credit >= growth * len(running) and slots.decoding[running].all():
             return []
         short = self._shortage(draft, running, wants)
         if short <= 0:
@@ -221,11 +228,13 @@ class Planner:
             return
         slots = self.slots
         known, limit = slots.known[decodes], slots.limit[decodes]
-        drafts = np.where(np.cumsum(drafts + 1) <= draft.budget, drafts, 0)
+        if int(drafts.sum()) + len(drafts) > draft.budget:
+            drafts = np.where(np.cumsum(drafts + 1) <= draft.budget, drafts, 0)
         capacity = np.minimum(known + slots.in_flight_most[decodes] + drafts, limit).astype(np.int32)
         need = np.maximum(0, slots.blocks_for(capacity) - slots.blocks[decodes])
-        fits = (np.cumsum(need) <= draft.credit) & (np.cumsum(drafts + 1) <= draft.budget)
-        decodes, drafts, capacity, need = decodes[fits], drafts[fits], capacity[fits], need[fits]
+        if int(need.sum()) > draft.credit or int(drafts.sum()) + len(drafts) > draft.budget:
+            fits = (np.cumsum(need) <= draft.credit) & (np.cumsum(drafts + 1) <= draft.budget)
+            decodes, drafts, capacity, need = decodes[fits], drafts[fits], capacity[fits], need[fits]
         slots.blocks[decodes] += need
         slots.in_flight[decodes] += 1
         slots.in_flight_most[decodes] += drafts + 1
@@ -239,7 +248,7 @@ class Planner:
         self, draft: _Draft, step: Step, candidates: list[Sequence], when_blocked: str, *, forced: bool = False
     ) -> None:
         slots = self.slots
-        resident = slots.oldest_first(slots.active & ~slots.decoding)
+        resident = slots.oldest_first[~slots.decoding[slots.oldest_first]]
         admissible = self._admissible(candidates, when_blocked) if draft.budget > 0 else []
         if not len(resident) and not admissible:
             return
@@ -357,7 +366,7 @@ class Planner:
         """Blocks that the running ones may still ask for: the rest of their prompts, and a growth for each step
         that can be under way."""
         slots = self.slots
-        active = np.flatnonzero(slots.active)
+        active = slots.oldest_first
         ahead = np.minimum(slots.known[active] + slots.in_flight_most[active] + self._depth, slots.limit[active])
         return int(np.maximum(0, slots.blocks_for(ahead) - slots.blocks[active]).sum())
 
@@ -406,7 +415,7 @@ class Planner:
             forks=draft.forks,
             slot=items.astype(np.int32),
             open_id=slots.open_id[items],
-            kind=col([Kind.DECODE] * len(draft.decodes) + [Kind.CHUNK] * len(draft.chunks)),
+            kind=np.repeat(_KINDS, (len(draft.decodes), len(draft.chunks))),
             start_or_cap=np.concatenate([draft.capacity, col([c[1] for c in draft.chunks])]),
             n=np.concatenate([draft.drafts + 1, col([c[2] for c in draft.chunks])]).astype(np.int32),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from octavo.core.messages import Deltas, End, TokenLogprob, col
 from octavo.core.scheduler.sequence import Sequence
 
@@ -10,14 +12,11 @@ class Rows:
     """Collects rows; those of an orphan are left out, since nobody would take them (its resume says them again)."""
 
     def __init__(self) -> None:
-        self._handle: list[int] = []
-        self._choice: list[int] = []
-        self._attempt: list[int] = []
-        self._index: list[int] = []
-        self._n: list[int] = []
-        self._cached: list[int] = []
+        self._rows: list[tuple[int, int, int, int, int, int]] = []
+        """handle, choice, attempt, index, n, cached"""
         self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprob | None] = []
+        self._logprobs: list[TokenLogprob | None] | None = None
+        """An entry per token, from the first row on that has any."""
         self._ends: list[End] = []
 
     def add(
@@ -27,14 +26,13 @@ class Rows:
         request = sequence.request
         if request.orphan:
             return
-        self._handle.append(request.handle)
-        self._choice.append(sequence.choice)
-        self._attempt.append(request.attempt)
-        self._index.append(index)
-        self._n.append(len(tokens))
-        self._cached.append(max(0, sequence.cached))
+        if logprobs is not None and self._logprobs is None:
+            self._logprobs = [None] * len(self._tokens)
+        if self._logprobs is not None:
+            self._logprobs += logprobs or [None] * len(tokens)
+        cached = sequence.cached if sequence.cached > 0 else 0
+        self._rows.append((request.handle, sequence.choice, request.attempt, index, len(tokens), cached))
         self._tokens += tokens
-        self._logprobs += logprobs or [None] * len(tokens)
 
     def end(self, sequence: Sequence, reason: str, detail: str) -> None:
         """Nothing more comes for this choice."""
@@ -44,17 +42,8 @@ class Rows:
 
     def message(self, step: int) -> Deltas | None:
         """What was collected, or None if there is nothing to say."""
-        if not self._handle and not self._ends:
+        if not self._rows and not self._ends:
             return None
-        return Deltas(
-            step=step,
-            handle=col(self._handle),
-            choice=col(self._choice),
-            attempt=col(self._attempt),
-            index=col(self._index),
-            n=col(self._n),
-            cached=col(self._cached),
-            tokens=col(self._tokens),
-            ends=self._ends,
-            logprobs=self._logprobs if any(lp is not None for lp in self._logprobs) else None,
-        )
+        columns = np.array(self._rows, dtype=np.int32).reshape(-1, 6).T
+        handle, choice, attempt, index, n, cached = columns
+        return Deltas(step, handle, choice, attempt, index, n, cached, col(self._tokens), self._ends, self._logprobs)

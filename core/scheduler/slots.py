@@ -11,7 +11,7 @@ Knows nothing of blocks' ids, of messages or of time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from octavo.policies.contract import Ints, Mask, Running, Times
 
 if TYPE_CHECKING:
     from octavo.core.scheduler.sequence import Sequence
+
+
+SlotIds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.intp]]
+"""Slots, as an index into the columns."""
 
 
 class Slots:
@@ -41,8 +45,6 @@ class Slots:
         """Most tokens that the items in flight yield together."""
         self.blocks: Col = np.zeros(count, dtype=np.int32)
         """Blocks held or promised by debits."""
-        self.committed: Col = np.zeros(count, dtype=np.int32)
-        """Tokens that the KV-manager knows."""
         self.decoding: Mask = np.zeros(count, dtype=np.bool_)
         """All known tokens at its opening are planned; it goes on from its own last token."""
         self.rebase_fence: Col = np.zeros(count, dtype=np.int32)
@@ -55,6 +57,7 @@ class Slots:
         self.deadline_ns: Times = np.zeros(count, dtype=np.int64)
         self.tenant: Ints = np.zeros(count, dtype=np.int32)
         self.preemptions: Ints = np.zeros(count, dtype=np.int32)
+        self._oldest_first: SlotIds | None = None
 
     @property
     def running(self) -> int:
@@ -67,11 +70,12 @@ class Slots:
     def take(self, sequence: Sequence, open_id: int, planned: int) -> int:
         """Give the sequence a slot, starting with `planned` tokens that need not be computed."""
         slot = self.free.pop()
+        self._oldest_first = None
         request = sequence.request
         self.sequences[slot] = sequence
         self.active[slot] = True
         self.open_id[slot] = open_id
-        self.known[slot] = self.committed[slot] = len(sequence.tokens)
+        self.known[slot] = sequence.committed = len(sequence.tokens)
         self.planned[slot] = planned
         self.prompt[slot] = request.prompt_len
         self.limit[slot] = request.limit
@@ -88,17 +92,21 @@ class Slots:
 
     def leave(self, slot: int) -> None:
         """Free the slot for the next plan."""
+        self._oldest_first = None
         self.sequences[slot] = None
         self.active[slot] = self.decoding[slot] = False
         self.open_id[slot] = -1
         self.free.append(slot)
 
-    def oldest_first(self, mask: Mask) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-        """The slots of a mask in order of arrival."""
-        slots = np.flatnonzero(mask)
-        return slots[np.lexsort((slots, self.order[slots], self.arrival_ns[slots]))]
+    @property
+    def oldest_first(self) -> SlotIds:
+        """The active slots in order of arrival."""
+        if self._oldest_first is None:
+            slots = np.flatnonzero(self.active)
+            self._oldest_first = slots[np.lexsort((slots, self.order[slots], self.arrival_ns[slots]))]
+        return self._oldest_first
 
-    def view(self, slots: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Running:
+    def view(self, slots: SlotIds) -> Running:
         """What policies see of these slots, in this order; copies, so that nothing can be changed through it."""
         columns = (
             self.arrival_ns[slots],

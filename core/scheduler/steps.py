@@ -118,13 +118,13 @@ class Steps:
         rows: Rows,
     ) -> None:
         """Sampled tokens of the sequence's latest residency, which may be over already."""
-        request, index = sequence.request, sequence.outputs
-        finish, kept = "", 0
-        for token in new:
-            sequence.tokens.append(token)
-            kept += 1
-            finish = finish_reason(sequence)
-            if finish:
+        request, tokens = sequence.request, sequence.tokens
+        index = len(tokens) - request.prompt_len
+        finish = ""
+        for kept, token in enumerate(new, 1):
+            tokens.append(token)
+            if token in request.stop_ids or len(tokens) >= request.limit:
+                finish = finish_reason(sequence)
                 sequence.dropped += len(new) - kept
                 new = new[:kept]
                 break
@@ -137,16 +137,16 @@ class Steps:
                     since_queued_ns=now_ns - request.arrival_ns,
                 )
             )
-        if sequence.deaths and len(sequence.tokens) - sequence.died_at >= CLEARED_AFTER:
+        if sequence.deaths and len(tokens) - sequence.died_at >= CLEARED_AFTER:
             sequence.deaths = 0
         if logprobs is not None:
-            logprobs = logprobs[:kept]
+            logprobs = logprobs[: len(new)]
             if request.asked.sampling.logprobs >= 0:
                 sequence.logprobs += logprobs
         rows.add(sequence, index, new, logprobs)
         if sequence.slot >= 0:
-            self._slots.known[sequence.slot] = len(sequence.tokens)
-            self._commit(sequence, min(kv_len, len(sequence.tokens)))
+            self._slots.known[sequence.slot] = len(tokens)
+            self._commit(sequence, min(kv_len, len(tokens)))
         else:
             self._book.queue.changed()
         if finish:
@@ -154,11 +154,10 @@ class Steps:
 
     def _commit(self, sequence: Sequence, kv_len: int) -> None:
         """Tell the KV-manager new tokens, once they complete a block."""
-        slot, slots = sequence.slot, self._slots
-        committed = int(slots.committed[slot])
-        if kv_len // slots.block_size > committed // slots.block_size:
-            self._planner.commits.add(slot, sequence.open_id, kv_len, sequence.tokens[committed:])
-            slots.committed[slot] = len(sequence.tokens)
+        committed, size = sequence.committed, self._slots.block_size
+        if kv_len // size > committed // size:
+            self._planner.commits.add(sequence.slot, sequence.open_id, kv_len, sequence.tokens[committed:])
+            sequence.committed = len(sequence.tokens)
 
     def _finish(self, now_ns: int, sequence: Sequence, reason: str, detail: str, rows: Rows) -> None:
         self._book.finish(now_ns, sequence, reason, detail, rows)

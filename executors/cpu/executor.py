@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.config.schema import Config
-from octavo.core.messages import Failed, Facts, StepBind, StepPlan, StepResult, TokenLogprob, col
+from octavo.core.messages import Facts, Failed, StepBind, StepPlan, StepResult, TokenLogprob, col
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import ModelFiles, locate
 from octavo.executors.cpu.layout import PoolShape, Span
@@ -120,7 +120,9 @@ class CpuExecutor:
             self._sample(runs, sampled, hidden, outcomes)
         return outcomes
 
-    def _sample(self, runs: list[Run], sampled: list[tuple[int, int]], hidden: Tensor, outcomes: list[_Outcome]) -> None:
+    def _sample(
+        self, runs: list[Run], sampled: list[tuple[int, int]], hidden: Tensor, outcomes: list[_Outcome]
+    ) -> None:
         logits = self.llama.logits(hidden[[row for _, row in sampled]])
         finite = _finite_rows(logits)
         for (i, _), row, sound in zip(sampled, logits.numpy(), finite, strict=True):
@@ -155,7 +157,7 @@ class CpuExecutor:
 def load_model(files: ModelFiles) -> Model:
     """Read a model's weights from wherever `locate` found them."""
     if files.path is None:
-        raise ModelError(f"the model {files.model_id!r} has no weights; run it with executor.kind = \"ghost\"")
+        raise ModelError(f'the model {files.model_id!r} has no weights; run it with executor.kind = "ghost"')
     return load_gguf(Path(files.path)) if files.kind == "gguf" else load_folder(Path(files.path))
 
 

@@ -34,9 +34,7 @@ def load_exact(model: Model) -> Llama:
     """Build the model with the first arithmetic that passes every check."""
     arithmetics = [a for backend in (Backend.PACKED, Backend.PLAIN) if (a := _arithmetic(model, backend))]
     arithmetics.sort(key=lambda a: (a.rows.counts[0] > 4, len(a.rows.counts) == 1))  # stable: packed wins a draw
-    fixed = [
-        Arithmetic(a.backend, RowCounts((_ANCHOR,)), RowCounts((_ANCHOR,)), (_ANCHOR_TILE,)) for a in arithmetics
-    ]
+    fixed = [Arithmetic(a.backend, RowCounts((_ANCHOR,)), RowCounts((_ANCHOR,)), (_ANCHOR_TILE,)) for a in arithmetics]
     for arithmetic in arithmetics + fixed:
         llama = Llama(model, arithmetic)
         if independent(llama):
@@ -50,7 +48,7 @@ def load_exact(model: Model) -> Llama:
 
 def _arithmetic(model: Model, backend: Backend) -> Arithmetic | None:
     """What agrees with the anchor; None when not even the anchor agrees with itself, or the backend is not there."""
-    if backend is Backend.PACKED and not torch.backends.mkldnn.is_available():
+    if backend is Backend.PACKED and not torch._C._has_mkldnn:
         return None
     weights = model.weights
     shapes = {tuple(weights[name].shape): name for name in weights if name.endswith(".weight")}

@@ -31,7 +31,7 @@ def load_folder(folder: Path) -> Model:
     config = _read_json(folder / "config.json")
     spec = _spec(config, folder)
     files = _tensor_files(folder)
-    handles = {path: safe_open(path, framework="pt") for path in set(files.values())}  # type: ignore[no-untyped-call]
+    handles = {path: safe_open(path, framework="pt") for path in set(files.values())}
 
     used = set()
 
@@ -39,7 +39,7 @@ def load_folder(folder: Path) -> Model:
         if name not in files:
             return None
         used.add(name)
-        tensor: torch.Tensor = handles[files[name]].get_tensor(name)
+        tensor: torch.Tensor = handles[files[name]].get_tensor(name)  # type: ignore[no-untyped-call]
         if not tensor.is_floating_point():
             raise ModelError(f"{folder}: tensor {name} is stored as {tensor.dtype}; quantised folders cannot be read")
         return tensor.to(torch.float32)
@@ -48,7 +48,9 @@ def load_folder(folder: Path) -> Model:
     weights = gather_weights(spec, read, tied)
     check(spec, weights)
     if unused := sorted(name for name in files.keys() - used if not _IGNORED.search(name)):
-        raise ModelError(f"{folder} has {len(unused)} tensors that a {spec.architecture} model does not, as {unused[0]}")
+        raise ModelError(
+            f"{folder} has {len(unused)} tensors that a {spec.architecture} model does not, as {unused[0]}"
+        )
     return Model(spec, weights, fingerprint([folder / "config.json", *sorted(set(files.values()))]))
 
 
@@ -130,7 +132,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     if index.is_file():
         files = {name: folder / file for name, file in _read_json(index)["weight_map"].items()}
     elif (single := folder / "model.safetensors").is_file():
-        with safe_open(single, framework="pt") as handle:  # type: ignore[no-untyped-call]
+        with safe_open(single, framework="pt") as handle:
             files = dict.fromkeys(handle.keys(), single)
     else:
         raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
@@ -145,4 +147,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     return value
-

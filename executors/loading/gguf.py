@@ -62,7 +62,9 @@ def _spec(file: GgufFile, architecture: str, factors: torch.Tensor | None) -> Sp
     heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
     head_dim = int(get("attention.key_length", hidden // heads))
     if (rotated := int(get("rope.dimension_count", head_dim))) != head_dim:
-        raise ModelError(f"{file.path} rotates {rotated} of {head_dim} dimensions of a head; only whole heads are supported")
+        raise ModelError(
+            f"{file.path} rotates {rotated} of {head_dim} dimensions of a head; only whole heads are supported"
+        )
     if (values := int(get("attention.value_length", head_dim))) != head_dim:
         raise ModelError(f"{file.path} has keys of {head_dim} and values of {values} dimensions; they must be equal")
     if "token_embd.weight" not in file.tensors:
@@ -128,5 +130,7 @@ def _dequantise(file: GgufFile, name: str) -> torch.Tensor:
     try:
         values = gguf.quants.dequantize(rows, kind)
     except NotImplementedError:
-        raise ModelError(f"{file.path}: tensor {name} is quantised as {tensor.kind.name}, which cannot be read") from None
+        raise ModelError(
+            f"{file.path}: tensor {name} is quantised as {tensor.kind.name}, which cannot be read"
+        ) from None
     return torch.from_numpy(np.array(values, dtype=np.float32).reshape(tensor.shape))

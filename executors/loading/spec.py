@@ -69,7 +69,7 @@ class Model:
 def check(spec: Spec, weights: Weights) -> None:
     """Raise `ModelError` unless every weight is there with the shape that `spec` says, and none is beside them."""
     qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    expected = {"embed": (spec.vocab_size, spec.hidden), "norm": (spec.hidden,)}
+    expected: dict[str, tuple[int, ...]] = {"embed": (spec.vocab_size, spec.hidden), "norm": (spec.hidden,)}
     optional: dict[str, tuple[int, ...]] = {"head.weight": (spec.vocab_size, spec.hidden)}
     for i in range(spec.layers):
         expected |= {f"{i}.attn_norm": (spec.hidden,), f"{i}.mlp_norm": (spec.hidden,)}
@@ -84,7 +84,9 @@ def check(spec: Spec, weights: Weights) -> None:
     if missing := sorted(expected.keys() - weights.keys()):
         raise ModelError(f"{len(missing)} weights are missing, for example {missing[0]}")
     if unknown := sorted(weights.keys() - expected.keys() - optional.keys()):
-        raise ModelError(f"{len(unknown)} weights have no place in a {spec.architecture} model, for example {unknown[0]}")
+        raise ModelError(
+            f"{len(unknown)} weights have no place in a {spec.architecture} model, for example {unknown[0]}"
+        )
     for name, tensor in weights.items():
         shape = expected.get(name) or optional[name]
         if tuple(tensor.shape) != shape:

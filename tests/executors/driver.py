@@ -76,7 +76,9 @@ class Driver:
         """A residency from the next step on. `warm` lends its full blocks as far as its computed tokens are the same."""
         sequence = self._sequence(ids, len(ids) if prompt_len is None else prompt_len, sampling)
         if warm is not None:
-            same = next((i for i, (a, b) in enumerate(zip(ids, warm.ids, strict=False)) if a != b), min(len(ids), len(warm.ids)))
+            same = next(
+                (i for i, (a, b) in enumerate(zip(ids, warm.ids, strict=False)) if a != b), min(len(ids), len(warm.ids))
+            )
             blocks = min(same, warm.kv_len, len(ids) - 1) // self.size
             sequence.table, sequence.kv_len = warm.table[:blocks], blocks * self.size
         self._opens.append(
@@ -84,7 +86,9 @@ class Driver:
         )
         return sequence
 
-    def fork(self, parent: Sequence, n: int, ids: list[int], *, sampling: Sampling = GREEDY, choice: int = 0) -> Sequence:
+    def fork(
+        self, parent: Sequence, n: int, ids: list[int], *, sampling: Sampling = GREEDY, choice: int = 0
+    ) -> Sequence:
         """A child of the parent's first `n` tokens: full blocks shared, the tail copied."""
         child = self._sequence(parent.ids[:n] + ids, parent.prompt_len, sampling)
         full = n // self.size

@@ -96,7 +96,9 @@ def write_gguf(path: Path, model: PreTrainedModel, factors: list[float] | None =
             rows = rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
         if rows.ndim == 2:
             kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(names.get_name(name, (".weight",)) or name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
+            writer.add_tensor(
+                names.get_name(name, (".weight",)) or name, gguf.quants.quantize(rows, kind), raw_dtype=kind
+            )
         else:
             writer.add_tensor(names.get_name(name, (".weight",)) or name, rows)
     writer.write_header_to_file()
@@ -112,7 +114,9 @@ def test_gguf_equals_the_folder_it_was_made_from(tmp_path: Path) -> None:
     with torch.no_grad():  # quantise the folder's weights too, so that both hold the same numbers
         for parameter in model.parameters():
             if parameter.ndim == 2:
-                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(parameter.numpy(), kind), kind)))
+                parameter.copy_(
+                    torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(parameter.numpy(), kind), kind))
+                )
     model.save_pretrained(tmp_path)
     write_gguf(tmp_path / "model.gguf", model)
     ours, theirs = load_gguf(tmp_path / "model.gguf"), load_folder(tmp_path)
