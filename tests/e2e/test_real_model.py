@@ -1,0 +1,210 @@
+"""The main job, on the default model over HTTP: six processes serve it, and whoever dies, the answers are the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import httpx
+import openai
+import pytest
+
+from octavo.core.trace.show import request_life
+from tests.processes.daemon import Daemon, daemon, eventually
+
+pytestmark = pytest.mark.anyio
+
+MODEL = "SmolLM2-135M-Instruct"
+STREAMS: list[dict[str, Any]] = [
+    {"prompt": "The lighthouse keeper climbed the stairs and", "temperature": 0},
+    {"prompt": "def fibonacci(n):\n", "temperature": 0},
+    {"prompt": "Once upon a time", "temperature": 0.8, "top_p": 0.95, "seed": 7},
+    {"prompt": "Ein kurzer Satz:", "temperature": 1.0, "top_k": 40, "seed": 8, "repetition_penalty": 1.1},
+]
+TOKENS = 40
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Daemon]:
+    """Small enough that prompts are chunked, large enough that nothing is preempted."""
+    sizes = ("kv.block_size=16", "scheduler.chunk_budget=32", "supervisor.max_restarts=20")
+    with daemon(*sizes, gateway=True, model="default") as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture
+def official(served: Daemon) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address(served)}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def address(running: Daemon) -> str:
+    found = running.info().address
+    assert found is not None
+    return found
+
+
+def nothing_held(running: Daemon) -> bool:
+    actors = running.actors()
+    scheduler, kv = actors["scheduler"].stats, actors["kv"].stats
+    idle = scheduler.get("running") == scheduler.get("waiting") == kv.get("used_blocks") == 0
+    return idle and kv["free_blocks"] + kv["cached_blocks"] == kv["total_blocks"]
+
+
+async def read(
+    client: httpx.AsyncClient, body: dict[str, Any], after: int = 0, begun: anyio.Event | None = None
+) -> str:
+    """The text of a stream; `begun` is set when `after` pieces have come."""
+    text, pieces, finish = "", 0, None
+    async with client.stream(
+        "POST", "/v1/completions", json={**body, "stream": True, "max_tokens": TOKENS}
+    ) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line[6:])["choices"]
+                text += choice["text"]
+                finish = choice["finish_reason"] or finish
+                pieces += 1
+            if begun is not None and pieces >= after:
+                begun.set()
+    assert finish in ("stop", "length")
+    return text
+
+
+async def read_all(running: Daemon, kill: str | None = None, after: int = 0) -> list[str]:
+    """All streams at once; `kill` an actor when one of them has got `after` pieces."""
+    texts = [""] * len(STREAMS)
+    begun = anyio.Event()
+
+    async def one(client: httpx.AsyncClient, i: int) -> None:
+        texts[i] = await read(client, STREAMS[i], after, begun if i == after % len(STREAMS) else None)
+
+    with anyio.fail_after(180):
+        async with (
+            httpx.AsyncClient(base_url=address(running), timeout=120) as client,
+            anyio.create_task_group() as tasks,
+        ):
+            for i in range(len(STREAMS)):
+                tasks.start_soon(one, client, i)
+            if kill is not None:
+                await begun.wait()
+                pid = await anyio.to_thread.run_sync(running.kill, kill)
+                await anyio.to_thread.run_sync(running.wait_replaced, kill, pid)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def undisturbed(served: Daemon) -> list[str]:
+    return anyio.run(read_all, served)
+
+
+def test_the_official_client_lists_models_chats_and_streams(official: openai.OpenAI) -> None:
+    assert [model.id for model in official.models.list()] == [MODEL]
+    question: Any = [{"role": "user", "content": "What is 2+2?"}]
+    whole = official.chat.completions.create(model=MODEL, messages=question, temperature=0, max_tokens=40)
+    assert "4" in (whole.choices[0].message.content or "")
+    chunks = list(
+        official.chat.completions.create(
+            model=MODEL,
+            messages=question,
+            temperature=0,
+            max_tokens=40,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices == []
+    assert whole.usage is not None
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    details = chunks[-1].usage.prompt_tokens_details
+    assert details is not None
+    assert details.cached_tokens == 32  # the first call's prompt: two full blocks of its 37 tokens
+
+
+def test_token_ids_continue_as_their_text_does(official: openai.OpenAI, served: Daemon) -> None:
+    text = "The capital of France is"
+    ids = httpx.post(f"{address(served)}/tokenize", json={"prompt": text}).json()["tokens"]
+    by_text, by_ids = (
+        official.completions.create(model=MODEL, prompt=prompt, max_tokens=8, temperature=0) for prompt in (text, ids)
+    )
+    assert by_ids.choices[0].text == by_text.choices[0].text
+    assert by_ids.usage is not None
+    assert by_ids.usage.prompt_tokens == len(ids)
+
+
+@pytest.mark.parametrize("role", ["executor", "kv", "scheduler", "tokenizer"])
+async def test_streams_go_on_to_the_same_text_after_a_kill(served: Daemon, undisturbed: list[str], role: str) -> None:
+    after = random.Random(role).randrange(1, TOKENS // 2)
+    assert await read_all(served, role, after) == undisturbed
+    await anyio.to_thread.run_sync(eventually, "nothing is held", lambda: nothing_held(served))
+
+
+async def test_a_pool_too_small_preempts_and_changes_no_answer(undisturbed: list[str]) -> None:
+    sizes = ("kv.block_size=4", "kv.tokens=128", "scheduler.chunk_budget=32")
+    with daemon(*sizes, gateway=True, model="default") as small:
+        await anyio.to_thread.run_sync(small.wait_ready)
+        assert await read_all(small) == undisturbed
+        assert small.events("request.preempted")
+        await anyio.to_thread.run_sync(eventually, "nothing is held", lambda: nothing_held(small))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b'{"model": "SmolLM2-135M-Instruct", "messages": []}', 400, "messages"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', 400, "temperature"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}', 400, "temperature"),
+        (b'{"model": "nobody", "messages": [{"role": "user", "content": "x"}]}', 404, "model"),
+        (b'{"messages": [{"role": "user", "content": "x"}', 400, None),
+        (json.dumps({"messages": [{"role": "user", "content": "word " * 9000}]}).encode(), 400, "messages"),
+    ],
+    ids=["empty", "nan", "infinite", "unknown model", "malformed", "over the context"],
+)
+def test_a_bad_request_is_told_its_field_and_disturbs_nobody(
+    served: Daemon, body: bytes, status: int, param: str | None
+) -> None:
+    response = httpx.post(f"{address(served)}/v1/chat/completions", content=body, timeout=60)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (status, param), error
+    assert httpx.get(f"{address(served)}/health").status_code == 200
+
+
+def test_the_trace_of_a_request_adds_up(served: Daemon, official: openai.OpenAI) -> None:
+    answer = official.completions.create(model=MODEL, prompt="Tell me about trees " * 10, max_tokens=5, temperature=0)
+    request_id = answer.id.removeprefix("cmpl-")
+
+    def life() -> list[dict[str, Any]]:
+        events = request_life(served.run_dir, request_id)
+        return events if any(event["event"] == "request.delivered" for event in events) else []
+
+    events = eventually("the whole trace", life)
+    at = {event["event"].removeprefix("request."): int(event["ts_ns"]) for event in reversed(events)}
+    names = ["received", "tokenized", "queued", "matched", "admitted", "first_token", "finished", "delivered"]
+    moments = [at[name] for name in names]
+    assert moments == sorted(moments)
+    found = {event["event"]: event for event in events}
+    assert (
+        sum(e["tokens"] for e in events if e["event"] == "request.chunk") + found["request.admitted"]["cached"]
+        == (found["request.queued"]["prompt_tokens"])
+    )
+    finished = found["request.finished"]
+    assert finished["output_tokens"] == 5
+    # Within the scheduler's own clock the phases are the whole: queued until admitted, then until the last token.
+    whole = at["finished"] - at["queued"]
+    assert abs(finished["since_queued_ns"] - whole) < 5_000_000
+    assert found["request.first_token"]["since_queued_ns"] < finished["since_queued_ns"]
+    delivered = found["request.delivered"]["since_received_ns"]
+    assert delivered > finished["since_queued_ns"]
