@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from octavo.core.config.schema import Config
-from octavo.core.control import Ready, Topology
+from octavo.core.control import Ready, SetPolicy, Topology
 from octavo.core.machine import Core, Outbound
-from octavo.core.messages import Body, Facts, PeerDown, PeerUp, Role, Tick, encode
+from octavo.core.messages import Body, Facts, PeerDown, PeerUp, Role, SwapPolicy, Tick, encode
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
+from octavo.core.trace.record import Recorder
 
 C = TypeVar("C", bound=Core)
 
 
 class CoreActor(Shell, Generic[C]):
-    """Makes its core by `make(facts, generation)` as soon as there are facts, and anew for a new generation.
+    """Makes its core by `make(facts, generation, clock)` as soon as there are facts, and anew for a new generation;
+    `clock` is for measuring how long something took, in ns.
 
     `stats` reads the core's numbers for heartbeats."""
 
@@ -32,13 +34,23 @@ class CoreActor(Shell, Generic[C]):
         role: Role,
         generation: int,
         *,
-        make: Callable[[Facts, int], C],
+        make: Callable[[Facts, int, Callable[[], int]], C],
         stats: Callable[[C], dict[str, int]],
     ) -> None:
         super().__init__(config, run_dir, role, generation)
         self._make = make
         self._read = stats
         self._core: C | None = None
+        self._policies: dict[str, SwapPolicy] = {}
+        """What was set since the start, by group: for the cores of later generations."""
+        self._recorder = (
+            Recorder(run_dir, role, self.events) if config.trace.record and role in (Role.SCHEDULER, Role.KV) else None
+        )
+
+    def run(self) -> None:
+        super().run()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def can_start(self, topology: Topology) -> bool:
         """Whether what the core needs is there, beside facts."""
@@ -54,8 +66,18 @@ class CoreActor(Shell, Generic[C]):
 
     def learn(self, topology: Topology) -> None:
         if self._core is None and topology.facts is not None and self.can_start(topology):
-            self._core = self._make(topology.facts, self.station.links.generation)
+            clock = time.perf_counter_ns if self._recorder is None else self._recorder.clock
+            self._core = self._make(topology.facts, self.station.links.generation, clock)
+            if self._recorder is not None:
+                self._recorder.started(self.station.links.generation, topology.facts)
+            for policy in self._policies.values():
+                self._apply(self._core, policy)
             self.link.send(Ready())
+
+    def set_policy(self, policy: SetPolicy) -> None:
+        self._policies[policy.group] = SwapPolicy(policy.group, policy.name, policy.options)
+        if self._core is not None:
+            self._apply(self._core, self._policies[policy.group])
 
     def peer(self, news: PeerUp | PeerDown) -> None:
         if self._core is not None:  # else the links of a state that is lost already
@@ -77,9 +99,12 @@ class CoreActor(Shell, Generic[C]):
         return {} if self._core is None else self._read(self._core)
 
     def _apply(self, core: C, message: Body, arrival: Arrival | None = None) -> None:
-        outputs = core.apply(time.monotonic_ns(), message)
+        now_ns = time.monotonic_ns()
+        outputs = core.apply(now_ns, message)
+        if self._recorder is not None:
+            self._recorder.applied(now_ns, message, outputs)
         self.wakeup_ns = outputs.wakeup_ns
         for outbound in outputs.messages:
             self.station.send(outbound.role, *self.beside(outbound, arrival), name=outbound.name)
         for event in outputs.events:
-            self.events.emit(event)
+            self.events.emit(event, now_ns)

@@ -3,8 +3,8 @@
 It turns words into calls and errors into exit codes, nothing more. What a command drives is imported
 when it runs, so that `octavo --help` and `octavo status` cost no more than this file.
 
-An entry point in `octavo.commands` names a function with typed parameters (its docstring is the help); it may
-return an exit code.
+An entry point in `octavo.commands` (or `octavo.trace`) names a function with typed parameters (its docstring is the
+help); it may return an exit code.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from octavo.core.models.errors import ModelError
 from octavo.core.plugins import PluginError, resolve
 
 COMMANDS = "octavo.commands"
+TRACE_COMMANDS = "octavo.trace"
+"""What else can be done with a run: below `octavo trace`."""
 FAILED = 1
 MISUSED = 2
 
@@ -85,11 +87,73 @@ def show_status(*, run: Run = None, json_: Json = False) -> int:
     return command(run, json_)
 
 
-def show_trace(request_id: str, /, *, run: Run = None) -> int:
-    """Tell one request's life from the run's trace."""
-    from octavo.core.trace.show import command
+def show_trace(request_id: str, /, *, run: Run = None, events: bool = False) -> int:
+    """Tell why a request took as long as it did, from the run's trace.
 
-    return command(request_id, run)
+    Parameters
+    ----------
+    request_id
+        the `id` of an answer of the API
+    events
+        print its plain events instead
+    """
+    from octavo.core.trace.show import show
+
+    return show(request_id, run, events=events)
+
+
+def show_slow(*, over: str = "ttft=500ms", run: Run = None) -> int:
+    """Group the requests that took too long by what took most of their time.
+
+    Parameters
+    ----------
+    over
+        what is too long: ttft=500ms, itl=50ms (the longest time between two tokens) or e2e=2s
+    """
+    from octavo.core.trace.slow import slow
+
+    return slow(over, run)
+
+
+def list_policies() -> int:
+    """List the installed policies; a star marks the default of each group."""
+    from octavo.core.policy.command import list_all
+
+    return list_all()
+
+
+def show_policy(group: str, name: str, /) -> int:
+    """Show what a policy does and what its options are.
+
+    Parameters
+    ----------
+    group
+        batching, chunking, preemption, eviction or speculation
+    name
+        as `octavo policy list` shows it
+    """
+    from octavo.core.policy.command import show
+
+    return show(group, name)
+
+
+def set_policy(
+    setting: str,
+    /,
+    *,
+    option: Annotated[list[str] | None, Parameter(name="--option", negative=(), help="one of its options: x=1")] = None,
+    run: Run = None,
+) -> int:
+    """Give a running daemon another policy, at a step boundary and without losing a request.
+
+    Parameters
+    ----------
+    setting
+        group and name: batching=fair
+    """
+    from octavo.core.policy.command import change
+
+    return change(setting, option or (), run)
 
 
 def _load(file: Path | None, sets: Sequence[str]) -> Loaded:
@@ -117,16 +181,27 @@ def build(argv: Sequence[str]) -> App:
     app.command(show_status, name="status")
     trace = App(name="trace", help="Read the trace of a run.")
     trace.command(show_trace, name="show")
+    trace.command(show_slow, name="slow")
     app.command(trace)
+    policy = App(name="policy", help="List, show and change policies.")
+    policy.command(list_policies, name="list")
+    policy.command(show_policy, name="show")
+    policy.command(set_policy, name="set")
+    app.command(policy)
     app.command(lambda: print(version), name="version", help="Print the version.")
-    for point in metadata.entry_points(group=COMMANDS):
+    _add(trace, TRACE_COMMANDS, argv[1:2])
+    _add(app, COMMANDS, argv[:1])
+    return app
+
+
+def _add(app: App, group: str, called: Sequence[str]) -> None:
+    for point in metadata.entry_points(group=group):
         if point.name in app:
             continue
-        if point.name in argv[:1]:
-            app.command(resolve(COMMANDS, point.name), name=point.name)
+        if point.name in called:
+            app.command(resolve(group, point.name), name=point.name)
         else:
             app.command(App(name=point.name, help=f"(from {point.dist.name if point.dist else point.module})"))
-    return app
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,8 +3,8 @@
 Structs only; `control_link` carries them for a member, `supervisor` decides them. Control never waits behind
 work: it has sockets of its own.
 
-    member ─Hello, Ready, Heartbeat, TopologyAck, Bye, AskStatus─▶ supervisor
-           ◀─Topology, Go, ClientGone, Who, Shutdown, Status─────
+    member ─Hello, Ready, Heartbeat, TopologyAck, Bye, AskStatus, SetPolicy─▶ supervisor
+           ◀─Topology, Go, ClientGone, Who, Shutdown, Status, SetPolicy─────
 
 A link between two actors changes in this order: a Topology that shows one end down; a Topology with the new
 generation up; everyone's TopologyAck, after which each accepts that generation; then Go, and only now does
@@ -13,7 +13,7 @@ anyone send on the changed links. So no frame is ever early.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -73,6 +73,15 @@ class Bye(Control, frozen=True):
 
 class AskStatus(Control, frozen=True):
     """Answered with `Status`."""
+
+
+class SetPolicy(Control, frozen=True, kw_only=True):
+    """From a command, and on to the actor that asks the policy (and to its successors): another one from the next step
+    on. Answered with `Status`."""
+
+    group: str
+    name: str
+    options: dict[str, Any]
 
 
 # ── supervisor → member ──────────────────────────────────────────────────────────────────────────
@@ -141,8 +150,8 @@ class Status(Control, frozen=True, kw_only=True):
     actors: list[ActorStatus]
 
 
-ToSupervisor: TypeAlias = Hello | Ready | Heartbeat | TopologyAck | Bye | AskStatus
-ToMember: TypeAlias = Topology | Go | ClientGone | Who | Shutdown | Status
+ToSupervisor: TypeAlias = Hello | Ready | Heartbeat | TopologyAck | Bye | AskStatus | SetPolicy
+ToMember: TypeAlias = Topology | Go | ClientGone | Who | Shutdown | Status | SetPolicy
 
 _encoder = msgspec.msgpack.Encoder()
 _to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(ToSupervisor)

@@ -16,7 +16,7 @@ are in tokens, times in nanoseconds of the host's monotonic clock.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -68,13 +68,26 @@ class Message(msgspec.Struct, array_like=True, tag=True, eq=False):
 # ── what a request asks for ──────────────────────────────────────────────────────────────────────
 
 
+class Grammar(msgspec.Struct, array_like=True, frozen=True):
+    """What an answer must be: JSON of a schema, a text that a regular expression matches whole, one of a JSON list of
+    texts, or a text of a Lark grammar (its start symbol is `start`)."""
+
+    kind: Literal["schema", "regex", "choice", "lark"]
+    text: str
+
+
 class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What the sampler needs, for every choice of a request.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 and `min_p` 0.0 are off. `repetition`
     (Keskar et al., CTRL) is over prompt and output, `presence` and `frequency` over output only.
     `seed` is always set: it is drawn once at submission when the user gave none. `logprobs` is how
-    many alternatives to report beside the chosen token, -1 for no log-probabilities at all.
+    many alternatives to report beside the chosen token, -1 for no log-probabilities at all;
+    `prompt_logprobs` the same for each token of the prompt but the first.
+
+    What may be chosen: `bias` is added to the logits of single ids; `allowed`, when not empty, are the only ids;
+    the last id of a `banned` sequence may not follow the rest of it; none of `ends` comes before there are
+    `min_tokens` outputs. A ban that would leave no id at all is not applied. What `grammar` forbids never comes.
     """
 
     temperature: float = 1.0
@@ -86,14 +99,29 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     frequency: float = 0.0
     seed: int = 0
     logprobs: int = -1
+    prompt_logprobs: int = -1
+    bias: dict[int, float] = {}
+    allowed: tuple[int, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    ends: tuple[int, ...] = ()
+    """Ids that would end the choice, so may not come before `min_tokens`; the tokenizer fills them in."""
+    grammar: Grammar | None = None
 
 
 class Chat(msgspec.Struct, tag=True, frozen=True):
     """A conversation, rendered with the model's chat template. Message dicts as in OpenAI's API,
-    content already flattened to text."""
+    content already flattened to text.
+
+    `continues` leaves the last message open, so that the model goes on with it; without it, and with
+    `add_generation_prompt`, the prompt ends where the assistant is to speak. `variables` are what else the
+    template may know."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continues: bool = False
+    variables: dict[str, Any] = {}
 
 
 class Text(msgspec.Struct, tag=True, frozen=True):
@@ -116,7 +144,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_tokens` None means up to the end of the context. `stop` are strings that end a choice and
     are not part of its text; `stop_ids` are token ids that end it. `ignore_eos` removes the model's
-    own end tokens from that set.
+    own end tokens from that set. `bad_words` are texts that do not appear: the tokenizer adds them to
+    `sampling.banned`.
     """
 
     sampling: Sampling = Sampling()
@@ -124,6 +153,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
@@ -238,7 +268,10 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     Ids are delivered only together with all of their text: text held back (an unfinished character,
     what may become a stop string) holds back its ids too, so that a journal of rows can be resumed.
     `finish` is None until the choice's last row: stop, length, cancelled, or error. After `stop` on
-    a stop string, ids go up to the token that completed it and text ends before it."""
+    a stop string, ids go up to the token that completed it and text ends before it.
+
+    `prompt_logprobs`, if asked for, come with a choice's first row: an entry per token of the prompt; the first one's
+    log-probability means nothing."""
 
     request_id: str
     choice: int
@@ -250,6 +283,7 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     reason: str = ""
     usage: Usage | None = None
     logprobs: list[TextLogprob] | None = None
+    prompt_logprobs: list[TextLogprob] | None = None
 
 
 class Accepted(Message):
@@ -325,12 +359,21 @@ class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
     detail: str
 
 
+class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """The log-probabilities of a request's prompt: of its second token, its third, and so on to its last."""
+
+    handle: int
+    attempt: int
+    entries: list[TokenLogprob]
+
+
 class Deltas(Message):
     """scheduler → tokenizer: the new tokens of one step, a row per choice that got any.
 
     `handle`, `choice`, `attempt`, `index` (output index of the row's first token), `n` and `cached` (prompt tokens
-    that came from the prefix tree) have a value per row; `tokens` holds the rows' ids one after another. `logprobs`, when any row asked for them, has an entry
-    per token (None where not asked). `ends` are the choices for which nothing more comes."""
+    that came from the prefix tree) have a value per row; `tokens` holds the rows' ids one after another. `logprobs`,
+    when any row asked for them, has an entry per token (None where not asked). `ends` are the choices for which
+    nothing more comes. `prompts` come with the first row of a request that asked for them, or before it."""
 
     step: int
     handle: Col
@@ -342,6 +385,7 @@ class Deltas(Message):
     tokens: Col
     ends: list[End]
     logprobs: list[TokenLogprob | None] | None = None
+    prompts: list[PromptLogprobs] = []
 
 
 # ── scheduler ⇄ KV-manager ⇄ executor ────────────────────────────────────────────────────────────
@@ -356,10 +400,12 @@ class Match(Message):
 
 
 class Matched(Message):
-    """KV-manager → scheduler: a hint, in tokens, a multiple of the block size."""
+    """KV-manager → scheduler: a hint, in tokens, a multiple of the block size. `miss` tells why not more, as the event
+    `request.matched` explains it."""
 
     seq: int
     cached: int
+    miss: str = ""
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True):
@@ -492,11 +538,20 @@ class Failed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reason: str
 
 
+class ChunkLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Of prompt tokens from position `start` on, whose predecessors a chunk of this residency computed."""
+
+    open_id: int
+    start: int
+    entries: list[TokenLogprob]
+
+
 class StepResult(Message):
     """executor → scheduler, one per step, also when it has no rows.
 
     `n_new` tokens (in `tokens`, row after row) were sampled for (slot, open_id), whose KV now holds `kv_len`
-    tokens. `logprobs`, when any row asked for them, has an entry per token."""
+    tokens. `logprobs`, when any row asked for them, has an entry per token. `prompts` has an entry per chunk of a
+    sequence that asked for its prompt's."""
 
     step: int
     slot: Col
@@ -508,6 +563,7 @@ class StepResult(Message):
     finished_ns: int
     failed: list[Failed] = []
     logprobs: list[TokenLogprob | None] | None = None
+    prompts: list[ChunkLogprobs] = []
 
 
 # ── what the shell tells a core about the world ──────────────────────────────────────────────────
@@ -532,6 +588,14 @@ class Tick(Message):
     """The time that a core asked to be woken at has come."""
 
 
+class SwapPolicy(Message):
+    """control plane → scheduler or KV-manager: from the next step on, `group` is answered by the policy `name`."""
+
+    group: str
+    name: str
+    options: dict[str, Any]
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the executor knows of its model once it is loaded; everyone gets it with the topology."""
 
@@ -544,6 +608,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     cache_seed: bytes
     """Digest of weights, KV dtype and mode: part of every cache namespace."""
+    serves: tuple[str, ...] = ()
+    """What the executor can do beyond every executor's duty: `prompt_logprobs`, `grammar`, `restrictions` (bias,
+    bans and allowed ids). What it does not serve is refused before it gets there."""
 
 
 # ── encoding ─────────────────────────────────────────────────────────────────────────────────────
@@ -562,7 +629,7 @@ def _decode_column(kind: Any, value: Any) -> Any:
 Body: TypeAlias = (
     Attach | Submit | Cancel | Tokenize | Detokenize | Tokenized | Detokenized | Accepted | Refused | Deliver
     | Enqueue | Stop | Deltas | Match | Matched | StepPlan | StepBind | StepAck | KvState | StepResult
-    | PeerUp | PeerDown | Tick
+    | PeerUp | PeerDown | Tick | SwapPolicy
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_column)

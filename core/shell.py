@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 
 from octavo.core.config.schema import Config
-from octavo.core.control import Hello, Progress, Shutdown, ToMember, Topology, TopologyAck
+from octavo.core.control import Hello, Progress, SetPolicy, Shutdown, ToMember, Topology, TopologyAck
 from octavo.core.control_link import ControlLink
 from octavo.core.messages import PeerDown, PeerUp, Role
 from octavo.core.station import Arrival, Station
@@ -48,6 +48,9 @@ class Shell:
 
     def learn(self, topology: Topology) -> None:
         """A topology came; it is acknowledged when this returns."""
+
+    def set_policy(self, policy: SetPolicy) -> None:
+        """Another policy was chosen while the service runs."""
 
     def peer(self, news: PeerUp | PeerDown) -> None:
         """A link went up or down."""
@@ -88,6 +91,8 @@ class Shell:
             self.lose()
         for peer in news:
             self.peer(peer)
+        if isinstance(message, SetPolicy):
+            self.set_policy(message)
         if isinstance(message, Topology):
             self.learn(message)
             self.link.send(TopologyAck(message.epoch))

@@ -15,6 +15,7 @@ from octavo.core.plugins import resolve
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
 from octavo.core.trace.catalogue import StepExecuted, WireDropped
+from octavo.core.work import step_work
 from octavo.executors.base import Executor
 
 
@@ -44,7 +45,9 @@ class ExecutorActor(Shell):
                 step=plan.step,
                 rows=len(result.slot),
                 tokens=len(result.tokens),
+                started_ns=result.started_ns,
                 execute_ns=result.finished_ns - result.started_ns,
+                **step_work(plan, bind)._asdict(),
             )
         )
 

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from octavo.core.config.schema import Config
-from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult, TokenLogprob, col
-from octavo.executors.residents import Resident, Residents, Run
+from octavo.core.messages import ChunkLogprobs, Facts, Sampling, StepBind, StepPlan, StepResult, TokenLogprob, col
+from octavo.executors.residents import Resident, Residents, Run, of_prompt
 
 _MASK = (1 << 63) - 1
 _START = 0x0C7A_0C7A
@@ -52,6 +52,12 @@ def next_token(prefix: int, sampling: Sampling, choice: int, eos_one_in: int) ->
     return FIRST_TOKEN + (h >> 7) % ALPHABET
 
 
+def prompt_logprob(prefix: int, token: int) -> TokenLogprob:
+    """What the ghost says of a prompt's token after a prefix."""
+    value = -(mix(prefix, 3) % 4096) / 512
+    return TokenLogprob(token, value, [token], [value])
+
+
 class GhostExecutor:
     """Runs bound steps over ghost memory, shape [blocks, block size] of int64 prefix hashes."""
 
@@ -75,6 +81,7 @@ class GhostExecutor:
             total_blocks=config.kv.tokens // block_size,
             block_bytes=block_size * 8,
             cache_seed=b"ghost",
+            serves=("prompt_logprobs", "restrictions"),
         )
         return cls(facts, eos_one_in=0)
 
@@ -97,7 +104,21 @@ class GhostExecutor:
             started_ns=started,
             finished_ns=time.monotonic_ns(),
             logprobs=self._logprobs(runs, produced),
+            prompts=[
+                ChunkLogprobs(
+                    run.resident.open_id,
+                    run.start + 1,
+                    [self._prompt_logprob(run, position) for position in of_prompt(run)],
+                )
+                for run in runs
+                if of_prompt(run)
+            ],
         )
+
+    def _prompt_logprob(self, run: Run, position: int) -> TokenLogprob:
+        """Of the token after `position`: a function of the prefix before it, like all that the ghost says."""
+        token = run.resident.tokens[position + 1]
+        return prompt_logprob(self._hashes[run.resident][position], token)
 
     def _execute(self, run: Run) -> list[int]:
         resident = run.resident

@@ -42,6 +42,13 @@ class Run(NamedTuple):
     capacity: int
 
 
+def of_prompt(run: Run) -> range:
+    """The positions of a run whose logits are about a token of the prompt, if its log-probabilities are asked for."""
+    if run.resident.sampling.prompt_logprobs < 0:
+        return range(0)
+    return range(run.start, min(run.end, run.resident.prompt_len - 1))
+
+
 class Residents:
     """The slots of an executor."""
 

@@ -2,7 +2,7 @@
 
 The order of what may change a distribution, each step working on what the former left:
 
-    repetition → presence, frequency → temperature → top-k → top-p → min-p → draw
+    repetition → presence, frequency → bias → bans → temperature → top-k → top-p → min-p → draw
 
 Ties are broken towards the lowest id everywhere: the k-th of equal logits, the greedy token, the best alternatives.
 The draw is Gumbel-max with noise that belongs to (seed, choice, position, id), so a token keeps its noise whatever
@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.grammar import Mask
 from octavo.core.messages import Sampling, TokenLogprob
 from octavo.executors.philox import Purpose, uniforms
 
@@ -38,14 +39,16 @@ class Context(NamedTuple):
     choice: int
     prompt_len: int
     ids: list[int]
+    mask: Mask | None = None
+    """What its grammar lets come next, if it has one."""
 
 
 def sample(logits: Logits, context: Context) -> int:
     """The next token's id. `logits` must be finite."""
     sampling = context.sampling
-    if sampling.temperature == 0 and not _penalised(sampling):
+    if sampling.temperature == 0 and context.mask is None and not shaped(sampling):
         return int(logits.argmax())
-    scores = penalise(logits.astype(np.float64), context)
+    scores = restrict(penalise(logits.astype(np.float64), context), context)
     if sampling.temperature == 0:
         return int(scores.argmax())
     with np.errstate(over="ignore"):  # a tiny temperature may take scores to infinity: the difference below stays right
@@ -77,6 +80,28 @@ def penalise(scores: Reals, context: Context) -> Reals:
         scores[seen] = np.where(old > 0, old / sampling.repetition, old * sampling.repetition)
     output, counts = np.unique(np.asarray(context.ids[context.prompt_len :], dtype=np.int64), return_counts=True)
     scores[output] -= sampling.presence + sampling.frequency * counts
+    return scores
+
+
+def restrict(scores: Reals, context: Context) -> Reals:
+    """Apply the bias and the bans in place: a banned id gets -inf. A ban that would leave nothing is not applied."""
+    sampling, ids = context.sampling, context.ids
+    for token, bias in sampling.bias.items():
+        scores[token] += bias
+    if context.mask is not None:
+        scores[~context.mask] = -np.inf
+    if sampling.allowed:
+        others = np.ones(len(scores), dtype=np.bool_)
+        others[list(sampling.allowed)] = False
+        scores[others] = -np.inf
+    banned = {word[-1] for word in sampling.banned if _follows(ids, word[:-1])}
+    if len(ids) - context.prompt_len < sampling.min_tokens:
+        banned.update(sampling.ends)
+    if banned:
+        before = scores[list(banned)]
+        scores[list(banned)] = -np.inf
+        if np.isneginf(scores.max()):
+            scores[list(banned)] = before
     return scores
 
 
@@ -118,6 +143,17 @@ def _nucleus(scores: Reals, top_p: float) -> Ids:
             break
     enough = int(np.searchsorted(mass, target)) + 1  # past the end when rounding kept the sum below the target
     return np.sort(order[:enough])
+
+
+def shaped(sampling: Sampling) -> bool:
+    """Whether anything beside the temperature can change which token is the likeliest."""
+    restricted = sampling.bias or sampling.allowed or sampling.banned or sampling.min_tokens
+    return bool(restricted) or _penalised(sampling)
+
+
+def _follows(ids: list[int], head: tuple[int, ...]) -> bool:
+    """Whether the sequence ends with `head`."""
+    return not head or tuple(ids[-len(head) :]) == head
 
 
 def _penalised(sampling: Sampling) -> bool:

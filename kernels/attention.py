@@ -27,7 +27,7 @@ KEYS = 128
 
 
 class QueryTile(NamedTuple):
-    """`queries` [B · Tq] are rows of q, `bias` [B, Tq, 1, key_tiles · KEYS] is 0 for a key that a query sees, else -inf."""
+    """`queries` [B · Tq] are rows of q, `bias` [B, Tq, 1, key_tiles · KEYS] is 0 where a query sees a key or -inf."""
 
     queries: Tensor
     bias: Tensor

@@ -4,15 +4,24 @@ A policy is a pure adviser. It sees columns (read-only numpy arrays, one value p
 what it would like; the kernel checks the answer and turns it into a plan. Whatever a policy returns, the kernel
 keeps its invariants; an answer that is not valid is replaced by the built-in rule and reported.
 
-Nothing of Octavo is imported here: a policy package needs this module and numpy, nothing else. Time and
-randomness come from the view, never from the clock, so that a simulation and a replay see the same.
+How a policy is made: an entry point names its class. If the class has an attribute `Options` (a subclass of
+`PolicyOptions`), it is made as `Class(options)`, filled and checked from the configuration's
+`policies.options.GROUP`; otherwise as `Class()`. A `ValueError` from there stops the start with its message. A class
+may say `contract = 1`: then it is refused by an Octavo whose contract is another one, instead of failing in use.
+
+What it may rely on: its methods are called from one thread, one at a time. Time and randomness come from the view
+(`now_ns`, `seed`), never from the clock or a generator of its own, so that a simulation and a replay see the same.
+It may keep state between calls; the method `observe` (see `Observer`) tells it what became of the steps.
+
+Nothing of Octavo is imported here: a policy package needs this module, numpy and msgspec, nothing else.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,6 +31,16 @@ Ints: TypeAlias = npt.NDArray[np.int32]
 Times: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+
+NEVER = int(np.iinfo(np.int64).max)
+"""A time that does not come: no deadline; in `Selection.wake_ns`, no time of one's own."""
+
+
+class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of a policy's `Options`: typed fields with defaults; `Annotated[int, msgspec.Meta(ge=1)]` bounds one."""
+
+
+# ── views ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,10 @@ class Step:
     """Most tokens in the step, prefill and decode together."""
     block_size: int
     """Tokens in a block."""
+    tenants: tuple[str, ...] = ()
+    """Names of the tenants seen so far, by the index that the columns `tenant` hold."""
+    seed: int = 0
+    """The step's own seed, from the kernel: `numpy.random.default_rng(step.seed)` is all the randomness there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +80,7 @@ class Waiting:
     priority: Ints
     """As the client gave it; higher is more urgent."""
     deadline_ns: Times
-    """By when it should be done, ns; the largest int64 if there is none."""
+    """By when it should be done, ns; NEVER if there is none."""
     tenant: Ints
     """Index of its tenant, stable for the run."""
     preemptions: Ints
@@ -69,7 +92,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Resident sequences; every column has shape [running]."""
+    """Resident sequences, oldest arrival first; every column has shape [running]."""
 
     arrival_ns: Times
     known: Ints
@@ -87,6 +110,8 @@ class Running:
     """Blocks it holds or is promised (shared ones count in full)."""
     decoding: Mask
     """Its whole prompt is planned and it has produced a token."""
+    cached: Ints
+    """Tokens that it took from the prefix tree when it got its slot: probably there again when it comes back."""
 
     def __len__(self) -> int:
         return len(self.known)
@@ -99,26 +124,81 @@ class Leaves:
     last_used_ns: Times
     """Time of the last step that used the block."""
     last_used: Times
-    """The same as a strictly growing count, for telling blocks of one step apart."""
+    """The same as a strictly growing count, for telling blocks of one step apart; always below 2**52."""
     hits: Ints
     """How many admissions found it in the tree."""
     depth: Ints
     """Blocks before it in its prefix."""
+    tenant: Ints
+    """Index of the cache namespace that it was computed for: every tenant has its own."""
+    held: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int32))
+    """Shape [tenants]: cached blocks of each tenant, leaves or not, in use or not."""
+    now_ns: int = 0
+    """Time of the step that needs the blocks."""
 
     def __len__(self) -> int:
         return len(self.depth)
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """What happened since the last call, in three groups of columns. All times are kernel time, ns."""
+
+    now_ns: int
+    # Steps whose results came, in order; shape [steps].
+    duration_ns: Times
+    """From when the step could begin (its plan, or the result before it) to its result."""
+    prefill_tokens: Ints
+    decodes: Ints
+    """Sequences that decoded."""
+    drafted: Ints
+    """Tokens drafted by speculation."""
+    accepted: Ints
+    """Of these, the ones that became output."""
+    # What tenants got in these steps; shape [tenants].
+    tenant_prefill: Times
+    """Prompt tokens computed for each."""
+    tenant_output: Times
+    """Tokens produced for each."""
+    # Sequences that ended with an answer; shape [finished].
+    tenant: Ints
+    prompt: Ints
+    """Tokens of the prompt."""
+    output: Ints
+    """Tokens of the answer."""
+    preemptions: Ints
+    ttft_ns: Times
+    """From when it was queued to its first token."""
+    total_ns: Times
+    """From when it was queued to its end."""
+
+
+# ── intents ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
-    """A batching policy's intent."""
+    """A batching policy's intent. What is admitted, taken or refused in the end is the kernel's word."""
 
     admit: Ints
     """Indices into `Waiting`, in the order in which they should be admitted."""
     when_blocked: Literal["stop", "skip"] = "stop"
     """If one does not fit: stop admitting, or go on with the next."""
     decode: Mask | None = None
-    """Which of `Running` should decode in this step; None means all that can."""
+    """Which of `Running` should decode in this step; None means all that can. Nobody is left out for long."""
+    preempt: Ints | None = None
+    """Indices into `Running` to send back to waiting, first one first, for the sake of the first of `admit`. The kernel
+    takes as many as that one needs for a slot and its blocks, none if all would not do, and nobody who was sent back
+    too often already. Whoever is sent back is computed again later; what it produced stays."""
+    refuse: Ints | None = None
+    """Indices into `Waiting` that cannot be served in time: answered with an error (code `deadline`). Only those
+    with a deadline can be, and only while their request has produced nothing."""
+    wake_ns: int | None = None
+    """Ask again at this time even if nothing happens before (NEVER: not of my own accord). Only with it may a policy
+    let the engine rest while somebody waits, and not for longer than ten seconds."""
+
+
+# ── policies ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class Batching(Protocol):
@@ -146,7 +226,8 @@ class Preemption(Protocol):
 
     def victims(self, step: Step, need: int, candidates: Running) -> Ints:
         """Give indices into `candidates`, first victim first, of sequences to send back to waiting so that about
-        `need` blocks come free. The kernel stops when the need is met and goes on by itself if they are too few."""
+        `need` blocks come free. The kernel stops when the need is met and goes on by itself if they are too few; those
+        that were sent back often already come last whatever is said here."""
         ...
 
 
@@ -154,7 +235,10 @@ class Eviction(Protocol):
     """Entry-point group `octavo.eviction`."""
 
     def rank(self, need: int, leaves: Leaves) -> Floats:
-        """Score the leaves [leaves], finite: the lowest are evicted first, until `need` blocks are free."""
+        """Score the leaves [leaves], finite: the lowest are evicted first, until `need` blocks are free.
+
+        When a block goes, the one before it in its prefix may become a leaf: then it is asked about alone, and its
+        score is compared with those given before. So a score should depend on the leaf more than on its company."""
         ...
 
 
@@ -163,4 +247,13 @@ class Speculation(Protocol):
 
     def draft_lengths(self, step: Step, running: Running) -> Ints:
         """Tokens to draft for each of `running` that decodes, shape [running], at least 0."""
+        ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """What a policy of any group but eviction may have beside its own method."""
+
+    def observe(self, observed: Observed) -> None:
+        """Learn from what happened. Called off the critical path, at most once a step."""
         ...

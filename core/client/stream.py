@@ -7,7 +7,7 @@ limit of its own, which is bounded all the same, by the request's own output.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
 import msgspec
@@ -53,7 +53,8 @@ class RequestFailed(ClientError):
 class Piece(msgspec.Struct, frozen=True):
     """Some output of one choice: `ids` from output `index` on, and exactly their text.
 
-    `finish` is set on a choice's last piece: stop, length, cancelled or error, then with `reason` and `usage`."""
+    `finish` is set on a choice's last piece: stop, length, cancelled or error, then with `reason` and `usage`.
+    `prompt_logprobs` come with its first, if they were asked for."""
 
     choice: int
     index: int
@@ -63,6 +64,15 @@ class Piece(msgspec.Struct, frozen=True):
     finish: str | None
     reason: str
     usage: Usage | None
+    prompt_logprobs: list[TextLogprob] | None = None
+
+
+class Watcher(Protocol):
+    """Somebody who counts: told of each piece as its consumer takes it, and when the stream is left."""
+
+    def piece(self, piece: Piece) -> None: ...
+
+    def left(self, error: ClientError | None) -> None: ...
 
 
 class Stream:
@@ -80,6 +90,7 @@ class Stream:
         self._prompt_tokens: int | None = None
         self.error: ClientError | None = None
         """What has ended it, once all pieces before have been taken."""
+        self.watch: Watcher | None = None
         self._closed = False
         self._news = anyio.Event()
 
@@ -106,12 +117,16 @@ class Stream:
         piece = self._pieces.popleft()
         if piece.finish is not None:
             self._open_choices -= 1
+        if self.watch is not None:
+            self.watch.piece(piece)
         return piece
 
     async def aclose(self) -> None:
         """Leave the request; it is cancelled unless it has ended."""
         if not self._closed:
             self._closed = True
+            if self.watch is not None:
+                self.watch.left(self.error)
             self._cancel(self.request_id)
             self._wake()
 
@@ -130,7 +145,17 @@ class Stream:
         self._wake()
 
     def feed(self, row: Row) -> None:
-        piece = Piece(row.choice, row.index, row.ids, row.text, row.logprobs, row.finish, row.reason, row.usage)
+        piece = Piece(
+            row.choice,
+            row.index,
+            row.ids,
+            row.text,
+            row.logprobs,
+            row.finish,
+            row.reason,
+            row.usage,
+            row.prompt_logprobs,
+        )
         self._pieces.append(piece)
         self._unfed_choices -= piece.finish is not None
         self._wake()

@@ -8,7 +8,7 @@ reported at once, in one `ConfigError`: nobody should fix a configuration one er
     --set         kv.block_size=8
 
 Text from the environment and from `--set` is read as a TOML value if it is one, and as plain text
-otherwise. Below `policies.options.GROUP` keys are free: the chosen policy knows them, not this module.
+otherwise. What stands below `policies.options.GROUP` is for the chosen policy to know: its `Options` check it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 from msgspec import inspect
 
 from octavo.core import plugins
-from octavo.core.config.schema import Config, ModelConfig, PolicyConfig, Section
+from octavo.core.config.schema import POLICY_GROUPS, Config, ModelConfig, Section
 
 PREFIX = "OCTAVO_"
 OPTIONS = ("policies", "options")
@@ -77,6 +77,7 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None, set
     loaded = Loaded(msgspec.convert(document.values, Config), document.origin)
     refused = {problem.key for problem in document.problems}
     problems = [*document.problems, *_contradictions(loaded, refused), *_not_installed(loaded)]
+    problems += _policies(loaded)
     if problems:
         raise ConfigError(problems)
     return loaded
@@ -203,15 +204,10 @@ def _children(key: Key, node: Any) -> dict[str, Any] | None:
     if isinstance(node, type) and issubclass(node, Section):
         return get_type_hints(node, include_extras=True)
     if key == OPTIONS:
-        return dict.fromkeys(policy_groups(), dict[str, Any])
+        return dict.fromkeys(POLICY_GROUPS, dict[str, Any])
     if key[:2] == OPTIONS and len(key) == 3:
         return {}
     return None
-
-
-def policy_groups() -> list[str]:
-    """The kinds of policy that the document can choose: batching, chunking, …"""
-    return [name for name in PolicyConfig.__struct_fields__ if name != "options"]
 
 
 def _no_such_key(key: Key, depth: int, known: Mapping[str, Any]) -> str:
@@ -273,16 +269,34 @@ def _contradictions(loaded: Loaded, refused: AbstractSet[str]) -> Iterator[Probl
     if config.kv.tokens < config.kv.block_size and not refused & {"kv.tokens", "kv.block_size"}:
         why = f"a pool of {config.kv.tokens} tokens has no whole block of kv.block_size = {config.kv.block_size}"
         yield Problem("kv.tokens", origin["kv.tokens"], f"{why}; raise kv.tokens or lower kv.block_size")
+    if config.trace.record and not config.trace.enabled:
+        why = "is written with the trace, which trace.enabled = false stops"
+        yield Problem("trace.record", origin["trace.record"], why)
     if not config.model.path:
         yield Problem("model.path", origin["model.path"], f"is empty; the default is {ModelConfig().path!r}")
 
 
 def _not_installed(loaded: Loaded) -> Iterator[Problem]:
-    chosen = {
-        f"policies.{group}": (f"octavo.{group}", getattr(loaded.config.policies, group)) for group in policy_groups()
-    }
-    if loaded.config.executor.kind is not None:
-        chosen["executor.kind"] = ("octavo.executor", loaded.config.executor.kind)
-    for key, (group, name) in chosen.items():
-        if name not in plugins.installed(group):
-            yield Problem(key, loaded.origin[key], plugins.unknown(group, name))
+    kind = loaded.config.executor.kind
+    if kind is not None and kind not in plugins.installed("octavo.executor"):
+        yield Problem("executor.kind", loaded.origin["executor.kind"], plugins.unknown("octavo.executor", kind))
+
+
+def _policies(loaded: Loaded) -> Iterator[Problem]:
+    """Policies that cannot be had, and what the others say to their options."""
+    from octavo.core.policy.load import find_policy, make_policy, option_problems  # numpy: not for `octavo --help`
+
+    for group in POLICY_GROUPS:
+        name, options = getattr(loaded.config.policies, group), loaded.config.policies.options.get(group, {})
+        key = f"policies.{group}"
+        try:
+            kind = find_policy(group, name)
+            wrong = list(option_problems(kind, options))
+            if not wrong:
+                make_policy(kind, group, name, options)
+        except plugins.PluginError as error:
+            yield Problem(key, loaded.origin[key], str(error))
+            continue
+        for option, why in wrong:
+            at = f"policies.options.{group}.{option}".removesuffix(".")
+            yield Problem(at, loaded.origin.get(at, loaded.origin[key]), f"{why} (policy {name})")

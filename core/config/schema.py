@@ -46,6 +46,9 @@ class SchedulerConfig(Section, frozen=True):
     """Waiting sequences beyond this are refused (`overloaded`)."""
 
 
+POLICY_GROUPS = ("batching", "chunking", "preemption", "eviction", "speculation")
+
+
 class PolicyConfig(Section, frozen=True):
     """Name of the entry point in each `octavo.*` policy group."""
 
@@ -54,6 +57,8 @@ class PolicyConfig(Section, frozen=True):
     preemption: str = "lifo"
     eviction: str = "lru"
     speculation: str = "off"
+    call_budget_us: Positive = 300
+    """Longest that a policy may take for an answer; one that is slower half of the time is replaced (`tripped`)."""
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per group, what the chosen policy's `Options` takes: `policies.options.chunking.x = 1`."""
 
@@ -63,6 +68,11 @@ class ExecutorConfig(Section, frozen=True):
     """Entry point in `octavo.executor`; None is `ghost` for the ghost model, else `cpu`."""
     threads: Annotated[int, Meta(ge=0)] = 0
     """Compute threads; 0 means one per core."""
+    grammar: str = "llguidance"
+    """Entry point in `octavo.grammar`: what keeps answers to a schema or a grammar."""
+    mode: Literal["fast", "exact"] = "fast"
+    """What `native` computes in: `exact` is fp32 throughout; `fast` has int8 activations for quantised weights and
+    keeps KV in bf16. `cpu` is always exact."""
 
 
 class ServerConfig(Section, frozen=True):
@@ -70,6 +80,14 @@ class ServerConfig(Section, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     enabled: bool = True
     max_body_bytes: Positive = 8 * 1024 * 1024
+    keys_file: str | None = None
+    """Who may use the API (see `octavo keys`); None lets everyone who reaches the address."""
+    open: bool = False
+    """Listen on an address that others reach although there is no keys file."""
+    tool_parser: str = "hermes"
+    """Entry point in `octavo.tool_parser`: how the model writes its tool calls."""
+    reasoning_parser: str | None = None
+    """Entry point in `octavo.reasoning_parser`; None leaves reasoning in the text."""
 
 
 class SupervisorConfig(Section, frozen=True):
@@ -89,6 +107,8 @@ class TraceConfig(Section, frozen=True):
     enabled: bool = True
     steps: bool = True
     """Also the events of every step (`step.*`), not only those of requests and actors."""
+    record: bool = False
+    """Also all that the scheduler and the KV-manager are told, prompts included: for `octavo replay`."""
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe line of the ordinary log on standard error."""
 

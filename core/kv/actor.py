@@ -36,7 +36,8 @@ def stats(core: KvCore) -> dict[str, int]:
         "total_blocks": pool.total,
         "free_blocks": pool.free,
         "cached_blocks": pool.cached,
-        "used_blocks": pool.total - pool.free - pool.cached,
+        "used_blocks": pool.total - pool.available,
+        "evicted_blocks": pool.evicted,
     }
 
 
@@ -46,6 +47,6 @@ def run(config: Config, run_dir: Path, generation: int) -> None:
         run_dir,
         Role.KV,
         generation,
-        make=lambda facts, state: build(config, facts, state),
+        make=lambda facts, state, clock: build(config, facts, state, clock),
         stats=stats,
     ).run()

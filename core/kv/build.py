@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from octavo.core.config.schema import Config
 from octavo.core.kv.core import KvCore
 from octavo.core.messages import Facts
 from octavo.core.policy import PolicyHost, load_policies
+from octavo.core.policy.host import no_clock
 
 
-def build(config: Config, facts: Facts, generation: int) -> KvCore:
-    """A core with an empty pool, for this generation of the KV state."""
+def build(config: Config, facts: Facts, generation: int, clock: Callable[[], int] = no_clock) -> KvCore:
+    """A core with an empty pool, for this generation of the KV state. `clock` times policies, in ns."""
     return KvCore(
         total_blocks=facts.total_blocks,
         block_size=facts.block_size,
         slots=config.scheduler.max_sequences,
-        eviction=PolicyHost(load_policies(config.policies)),
+        eviction=PolicyHost(
+            load_policies(config.policies), clock=clock, budget_ns=config.policies.call_budget_us * 1000
+        ),
         generation=generation,
         caching=config.kv.prefix_cache,
     )

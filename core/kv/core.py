@@ -32,11 +32,12 @@ from octavo.core.messages import (
     StepAck,
     StepBind,
     StepPlan,
+    SwapPolicy,
     Tick,
     col,
 )
+from octavo.core.policy import PolicyHost
 from octavo.core.trace.catalogue import Event, KvEvicted, KvLeak, KvOverdraft, StepBound
-from octavo.policies.contract import Eviction
 
 REFUSED = -1
 """Rebase end of a residency that does not exist (a refused fork, a slot that is not open)."""
@@ -87,7 +88,7 @@ class KvCore:
         total_blocks: int,
         block_size: int,
         slots: int,
-        eviction: Eviction,
+        eviction: PolicyHost,
         generation: int,
         caching: bool = True,
     ) -> None:
@@ -105,14 +106,15 @@ class KvCore:
         self._known = np.zeros(slots, dtype=np.int32)
         """Per slot, the tokens known when it was opened: a decode must come after all of them."""
         self._computed: list[_Computed] = []
+        self._tenants: dict[bytes, int] = {}
+        """Index of each cache namespace, for eviction policies: every tenant has its own."""
 
     def apply(self, now_ns: int, message: Body) -> Outputs:
         match message:
             case StepPlan():
                 return self._bind(message)
             case Match():
-                cached = self._lookup(message.namespace, message.ids, len(message.ids) - 1)
-                matched = Matched(message.seq, len(cached) * self._block_size)
+                matched = self._match(message)
                 return Outputs([Outbound(Role.SCHEDULER, matched)], [])
             case PeerUp(role=Role.SCHEDULER):
                 self._release_all()
@@ -121,6 +123,9 @@ class KvCore:
             case PeerDown(role=Role.SCHEDULER):
                 self._release_all()
                 return Outputs([], self._check_idle())
+            case SwapPolicy():
+                self._eviction.swap(message.group, message.name, message.options)
+                return Outputs([], self._eviction.drain_events())
             case PeerUp() | PeerDown() | Tick():
                 return Outputs([], [])
             case _:
@@ -150,7 +155,7 @@ class KvCore:
     def _bind(self, plan: StepPlan) -> Outputs:
         binding = _Binding()
         evicted_before = self.pool.evicted
-        now_ns = plan.now_ns
+        now_ns = self.pool.now_ns = plan.now_ns
         for computed in self._computed:
             if (residency := self._resident(computed.slot, computed.open_id)) is not None:
                 self._insert(binding, computed.slot, residency, computed.upto, now_ns)
@@ -185,7 +190,7 @@ class KvCore:
         ]
         if evicted:
             events.append(KvEvicted(step=plan.step, blocks=evicted))
-        events += self._check_idle()
+        events += self._check_idle() + self._eviction.drain_events()
         return Outputs([Outbound(Role.EXECUTOR, bind), Outbound(Role.SCHEDULER, ack)], events)
 
     def _step_bind(self, step: int, binding: _Binding) -> StepBind:
@@ -236,12 +241,13 @@ class KvCore:
         if not self._caching:
             return
         size, table, keys = self._block_size, residency.table, residency.keys
+        tenant = self._tenants.setdefault(residency.namespace, len(self._tenants))
         for i in range(len(keys), min(upto, len(residency.tokens)) // size):
             key = chain_key(
                 keys[-1] if keys else residency.namespace, residency.tokens[i * size : (i + 1) * size].tobytes()
             )
             block = table[i]
-            canonical = self.pool.insert(block, key, table[i - 1] if i else NO_BLOCK)
+            canonical = self.pool.insert(block, key, table[i - 1] if i else NO_BLOCK, tenant)
             if canonical != block:
                 self.pool.acquire(canonical)
                 self.pool.release(block)
@@ -280,6 +286,19 @@ class KvCore:
                 break
             found.append((key, block))
         return found
+
+    def _match(self, match: Match) -> Matched:
+        limit, size = len(match.ids) - 1, self._block_size
+        found = self._lookup(match.namespace, match.ids, limit)
+        end, miss = len(found) * size, ""
+        if not self._caching:
+            miss = "disabled"
+        elif limit < size:
+            miss = "short"
+        elif end + size <= limit:
+            parent_key, parent = found[-1] if found else (match.namespace, NO_BLOCK)
+            miss = self.pool.why_missing(chain_key(parent_key, match.ids[end : end + size].tobytes()), parent)
+        return Matched(match.seq, end, miss)
 
     def _take_slot(self, slot: int, residency: Residency, end: int) -> None:
         self._residencies[slot] = residency

@@ -7,7 +7,7 @@ a prefix is found by walking keys. Everything about a node lives in columns inde
       ▲                   │ last release                                            │ evict
       └───────────────────┴─────────────────────────────────────────────────────────┘
 
-Knows nothing of slots, requests, time or priority.
+Knows nothing of slots, requests or priority; times and tenants pass through it to the eviction policy.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ import numpy as np
 from octavo.policies.contract import Eviction, Leaves
 
 NO_BLOCK = -1
+
+REMEMBERED = 4
+"""Evicted keys that are remembered, as a multiple of the pool."""
 
 
 class OutOfBlocks(Exception):
@@ -53,11 +56,18 @@ class BlockPool:
         self._children = np.zeros(total, dtype=np.int32)
         self._depth = np.zeros(total, dtype=np.int32)
         self._hits = np.zeros(total, dtype=np.int32)
+        self._tenant = np.zeros(total, dtype=np.int32)
+        self._tenant_blocks = np.zeros(1, dtype=np.int32)
+        """Cached blocks per tenant."""
+        self.now_ns = 0
+        """Time of the step being bound, for eviction policies; whoever drives the pool sets it."""
         self._used_ns = np.zeros(total, dtype=np.int64)
         self._used = np.zeros(total, dtype=np.int64)
         self._unreferenced = np.zeros(total, dtype=np.bool_)
         """Cached and without a reference: what eviction may take."""
         self._clock = 0
+        self._gone: dict[bytes, None] = {}
+        """Keys evicted lately, oldest first: only to tell why a prefix is not found."""
 
     @property
     def free(self) -> int:
@@ -105,16 +115,29 @@ class BlockPool:
         """The block that stands for this prefix, if it is cached."""
         return self._by_key.get(key)
 
-    def insert(self, block: int, key: bytes, parent: int) -> int:
+    def why_missing(self, key: bytes, parent: int) -> str:
+        """Why `find` gives nothing for `key`, the next one after block `parent` (NO_BLOCK at the root)."""
+        if key in self._gone:
+            return "evicted"
+        if parent == NO_BLOCK:
+            return "new"
+        return "differs" if self._children[parent] else "ends"
+
+    def insert(self, block: int, key: bytes, parent: int, tenant: int = 0) -> int:
         """Put a full block under its parent block (NO_BLOCK at the root); gives the block that holds this prefix
-        from now on, which is another one if the tree had it already."""
+        from now on, which is another one if the tree had it already. `tenant` is its namespace's index."""
         canonical = self._by_key.get(key)
         if canonical is not None:
             return canonical
         self._by_key[key] = block
+        self._gone.pop(key, None)
         self._key[block] = key
         self._parent[block] = parent
         self._hits[block] = 0
+        self._tenant[block] = tenant
+        if tenant >= len(self._tenant_blocks):
+            self._tenant_blocks = np.pad(self._tenant_blocks, (0, tenant + 1 - len(self._tenant_blocks)))
+        self._tenant_blocks[tenant] += 1
         self._depth[block] = 0
         if parent != NO_BLOCK:
             self._children[parent] += 1
@@ -148,7 +171,12 @@ class BlockPool:
             last_used=self._used[leaves],
             hits=self._hits[leaves],
             depth=self._depth[leaves],
+            tenant=self._tenant[leaves],
+            held=self._tenant_blocks.copy(),
+            now_ns=self.now_ns,
         )
+        for column in (view.last_used_ns, view.last_used, view.hits, view.depth, view.tenant, view.held):
+            column.flags.writeable = False
         scores: list[float] = self._eviction.rank(need, view).tolist()
         return scores
 
@@ -157,6 +185,10 @@ class BlockPool:
         key, parent = self._key[block], self._parent[block]
         if key is not None:
             del self._by_key[key]
+            self._gone[key] = None
+            if len(self._gone) > REMEMBERED * self.total:
+                del self._gone[next(iter(self._gone))]
+            self._tenant_blocks[self._tenant[block]] -= 1
         self._key[block] = None
         self._parent[block] = NO_BLOCK
         self._unreferenced[block] = False

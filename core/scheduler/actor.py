@@ -22,6 +22,6 @@ def run(config: Config, run_dir: Path, generation: int) -> None:
         run_dir,
         Role.SCHEDULER,
         generation,
-        make=lambda facts, state: build(config, facts, state),
+        make=lambda facts, state, clock: build(config, facts, state, clock),
         stats=stats,
     ).run()

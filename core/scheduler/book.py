@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.core.machine import Outbound
-from octavo.core.messages import Match, Matched, Message, Role, col
-from octavo.core.scheduler.planner import Planner
+from octavo.core.messages import Match, Matched, Message, Refused, Role, col
+from octavo.core.policy.observations import Observations
+from octavo.core.scheduler.room import Room
 from octavo.core.scheduler.rows import Rows
 from octavo.core.scheduler.sequence import Request, Sequence, State
 from octavo.core.scheduler.waiting import Queue
-from octavo.core.trace.catalogue import Event, RequestFinished, RequestMatched
+from octavo.core.trace.catalogue import Event, RequestFailed, RequestFinished, RequestMatched
 
 
 @dataclass(slots=True)
@@ -34,13 +35,14 @@ class Outbox:
 class Book:
     """The requests by id, and the moves of their sequences between the queue, the slots and the end."""
 
-    def __init__(self, queue: Queue, planner: Planner) -> None:
+    def __init__(self, queue: Queue, room: Room) -> None:
         self.queue = queue
         self.requests: dict[str, Request] = {}
         self.outbox = Outbox()
+        self.observations = Observations()
         self.can_match = False
         """The KV-manager is there to answer."""
-        self._planner = planner
+        self._room = room
         self._unmatched: dict[int, Sequence] = {}
         """Waiting sequences whose match is asked for, by seq_id."""
 
@@ -63,17 +65,21 @@ class Book:
         sequence = self._unmatched.pop(answer.seq, None)
         if sequence is None or sequence.state is not State.WAITING:
             return
-        sequence.hint = min(answer.cached, len(sequence.tokens) - 1)
+        sequence.hint = 0 if sequence.request.computes_prompt else min(answer.cached, len(sequence.tokens) - 1)
         self.queue.changed()
         self.outbox.events.append(
             RequestMatched(
-                request_id=sequence.request.id, choice=sequence.choice, cached=sequence.hint, known=len(sequence.tokens)
+                request_id=sequence.request.id,
+                choice=sequence.choice,
+                cached=sequence.hint,
+                known=len(sequence.tokens),
+                miss=answer.miss,
             )
         )
 
     def requeue(self, sequence: Sequence) -> None:
         """Back from its slot to waiting, to be opened anew from its tokens."""
-        self._planner.release(sequence.slot)
+        self._room.release(sequence.slot)
         sequence.state, sequence.slot = State.WAITING, -1
         self.queue.add(sequence)
         self.ask_match(sequence)
@@ -83,6 +89,15 @@ class Book:
         request = sequence.request
         self.leave(sequence)
         sequence.finish = reason
+        if sequence.first_ns and reason in ("stop", "length"):
+            self.observations.finished(
+                tenant=request.tenant,
+                prompt=request.prompt_len,
+                output=sequence.outputs,
+                preemptions=sequence.preemptions,
+                ttft_ns=sequence.first_ns - request.arrival_ns,
+                total_ns=now_ns - request.arrival_ns,
+            )
         if rows is not None:
             rows.end(sequence, reason, detail)
         self.outbox.events.append(
@@ -103,7 +118,7 @@ class Book:
     def leave(self, sequence: Sequence) -> None:
         """Out of the slot or the queue, for good; those that wait to share its prompt go the ordinary way."""
         if sequence.state is State.RESIDENT:
-            self._planner.release(sequence.slot)
+            self._room.release(sequence.slot)
             sequence.slot = -1
         elif sequence.state is State.WAITING:
             self.queue.remove(sequence)
@@ -121,6 +136,15 @@ class Book:
             if sequence.state is not State.DONE:
                 self.finish(now_ns, sequence, "cancelled", why)
         del self.requests[request.id]
+
+    def refuse(self, request: Request, reason: str, code: str) -> None:
+        """It will not be served. Only for a request that has produced nothing and holds no slot."""
+        for sequence in reversed(request.sequences):
+            self.leave(sequence)
+        del self.requests[request.id]
+        self.outbox.events.append(RequestFailed(request_id=request.id, code=code, reason=reason))
+        if not request.orphan:
+            self.outbox.send(Role.TOKENIZER, Refused(request.id, request.attempt, "deadline_ns", reason, code))
 
     def forget_if_done(self, request: Request) -> None:
         """A request that ended while its client had no way to hear of it is kept until it is resumed."""

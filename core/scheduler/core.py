@@ -22,6 +22,7 @@ from octavo.core.messages import (
     StepAck,
     StepResult,
     Stop,
+    SwapPolicy,
     Tick,
 )
 from octavo.core.policy import PolicyHost
@@ -31,6 +32,7 @@ from octavo.core.scheduler.intake import Intake
 from octavo.core.scheduler.planner import Planner
 from octavo.core.scheduler.slots import Slots
 from octavo.core.scheduler.steps import Steps
+from octavo.core.scheduler.tenants import Tenants
 from octavo.core.scheduler.waiting import Queue
 
 
@@ -55,14 +57,28 @@ class SchedulerCore:
         self._host = host
         self._slots = Slots(slots, block_size)
         self._ledger = Ledger()
+        tenants = Tenants()
         queue = Queue(waiting_window)
         self._planner = Planner(
-            self._slots, queue, self._ledger, host, chunk_budget=chunk_budget, depth=depth, generation=generation
+            self._slots,
+            queue,
+            self._ledger,
+            host,
+            tenants,
+            chunk_budget=chunk_budget,
+            depth=depth,
+            generation=generation,
         )
-        self._book = Book(queue, self._planner)
+        self._book = Book(queue, self._planner.room)
+        self._book.observations.on = host.observing
         self._steps = Steps(self._book, self._slots, self._ledger, self._planner, depth)
         self._intake = Intake(
-            self._book, context=context, block_size=block_size, total_blocks=total_blocks, max_waiting=max_waiting
+            self._book,
+            tenants,
+            context=context,
+            block_size=block_size,
+            total_blocks=total_blocks,
+            max_waiting=max_waiting,
         )
         self._kv_ready = False
         self._executor_up = False
@@ -77,6 +93,9 @@ class SchedulerCore:
             "blocks_total": self._ledger.total,
             "blocks_available": self._ledger.available,
             "step": self._planner.last_step,
+            "preemptions": self._planner.room.preemptions,
+            "policy_overruled": self._planner.overruled,
+            **self._host.stats,
         }
 
     def apply(self, now_ns: int, message: Body) -> Outputs:
@@ -86,6 +105,7 @@ class SchedulerCore:
                 self._steps.result(now_ns, message)
             case StepAck():
                 self._steps.ack(message)
+                self._tell_policies(now_ns)
             case Enqueue():
                 self._intake.enqueue(now_ns, message)
             case Matched():
@@ -102,15 +122,25 @@ class SchedulerCore:
                 self._on_peer_up(now_ns, message)
             case PeerDown():
                 self._on_peer_down(now_ns, message)
+            case SwapPolicy():
+                self._host.swap(message.group, message.name, message.options)
+                self._book.observations.on = self._host.observing
             case Tick():
                 pass
             case _:
                 raise TypeError(f"the scheduler takes no {type(message).__name__}")
         self._intake.expire_orphans(now_ns)
+        self._planner.wake_ns = None
         if self._kv_ready and self._executor_up:
             self._steps.plan(now_ns)
         outbox.events += self._host.drain_events()
-        return Outputs(outbox.messages, outbox.events, self._intake.orphans_at)
+        wakeups = [at for at in (self._intake.orphans_at, self._planner.wake_ns) if at is not None]
+        return Outputs(outbox.messages, outbox.events, min(wakeups, default=None))
+
+    def _tell_policies(self, now_ns: int) -> None:
+        """With an ack, since then the step's work is with others and nobody waits for us."""
+        if self._host.observing and (observed := self._book.observations.take(now_ns)) is not None:
+            self._host.observe(observed)
 
     def _on_peer_up(self, now_ns: int, peer: PeerUp) -> None:
         if peer.role is Role.EXECUTOR:

@@ -11,6 +11,7 @@ from octavo.core.messages import Enqueue, Refused, Role, Stop
 from octavo.core.scheduler.book import Book, finish_reason
 from octavo.core.scheduler.rows import Rows
 from octavo.core.scheduler.sequence import Request, Sequence, State
+from octavo.core.scheduler.tenants import Tenants
 from octavo.core.trace.catalogue import RequestFailed, RequestQueued, RequestResumed
 
 ORPHAN_NS = 10_000_000_000
@@ -29,7 +30,9 @@ class NotServed(Exception):
 class Intake:
     """Takes requests into the book. `context` and the pool's size (`total_blocks` of `block_size`) bound a sequence."""
 
-    def __init__(self, book: Book, *, context: int, block_size: int, total_blocks: int, max_waiting: int) -> None:
+    def __init__(
+        self, book: Book, tenants: Tenants, *, context: int, block_size: int, total_blocks: int, max_waiting: int
+    ) -> None:
         self.orphans_at: int | None = None
         """When those that were not resumed are given up."""
         self._book = book
@@ -37,7 +40,7 @@ class Intake:
         self._block_size = block_size
         self._pool = total_blocks * block_size
         self._max_waiting = max_waiting
-        self._tenants: dict[str, int] = {}
+        self._tenants = tenants
         self._orders = count()
         self._seq_ids = count()
 
@@ -141,7 +144,7 @@ class Intake:
             attempt=asked.attempt,
             arrival_ns=now_ns,
             order=next(self._orders),
-            tenant=self._tenants.setdefault(asked.tenant, len(self._tenants)),
+            tenant=self._tenants.number(asked.tenant),
             prompt_len=prompt,
             limit=min(self._context, pool) if most is None else prompt + most,
             stop_ids=frozenset(asked.stop_ids),
@@ -180,6 +183,8 @@ class Intake:
         request.handle, request.attempt, request.orphan = asked.handle, asked.attempt, False
         book.outbox.events.append(_resumed(asked))
         rows = Rows()
+        if request.prompt_logprobs and not request.computes_prompt:
+            rows.prompt(request)
         for sequence in request.sequences:
             choice = sequence.choice
             if choice < len(asked.finished) and asked.finished[choice]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.core.messages import Deltas, End, TokenLogprob, col
-from octavo.core.scheduler.sequence import Sequence
+from octavo.core.messages import Deltas, End, PromptLogprobs, TokenLogprob, col
+from octavo.core.scheduler.sequence import Request, Sequence
 
 
 class Rows:
@@ -18,6 +18,7 @@ class Rows:
         self._logprobs: list[TokenLogprob | None] | None = None
         """An entry per token, from the first row on that has any."""
         self._ends: list[End] = []
+        self._prompts: list[PromptLogprobs] = []
 
     def add(
         self, sequence: Sequence, index: int, tokens: list[int], logprobs: list[TokenLogprob | None] | None
@@ -34,6 +35,11 @@ class Rows:
         self._rows.append((request.handle, sequence.choice, request.attempt, index, len(tokens), cached))
         self._tokens += tokens
 
+    def prompt(self, request: Request) -> None:
+        """The log-probabilities of its prompt, which are complete; before any row of it."""
+        if not request.orphan:
+            self._prompts.append(PromptLogprobs(request.handle, request.attempt, request.prompt_logprobs))
+
     def end(self, sequence: Sequence, reason: str, detail: str) -> None:
         """Nothing more comes for this choice."""
         request = sequence.request
@@ -42,8 +48,11 @@ class Rows:
 
     def message(self, step: int) -> Deltas | None:
         """What was collected, or None if there is nothing to say."""
-        if not self._rows and not self._ends:
+        if not self._rows and not self._ends and not self._prompts:
             return None
         columns = np.array(self._rows, dtype=np.int32).reshape(-1, 6).T
         handle, choice, attempt, index, n, cached = columns
-        return Deltas(step, handle, choice, attempt, index, n, cached, col(self._tokens), self._ends, self._logprobs)
+        tokens = col(self._tokens)
+        return Deltas(
+            step, handle, choice, attempt, index, n, cached, tokens, self._ends, self._logprobs, self._prompts
+        )

@@ -35,11 +35,18 @@ class Request:
     stop_ids: frozenset[int]
     orphan: bool = False
     """Its client's tokenizer was lost and it was not resumed since."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's second token, its third, …: collected from the chunks of any of its sequences."""
     sequences: list[Sequence] = field(default_factory=list)
 
     @property
     def id(self) -> str:
         return self.asked.request_id
+
+    @property
+    def computes_prompt(self) -> bool:
+        """Whether the whole prompt is still to be computed, cached or not, for its log-probabilities."""
+        return self.asked.sampling.prompt_logprobs >= 0 and len(self.prompt_logprobs) < self.prompt_len - 1
 
     @property
     def done(self) -> bool:
@@ -67,8 +74,12 @@ class Sequence:
     """Cached tokens as the KV-manager last said; None while it has not answered."""
     fork_of: Sequence | None = None
     """Shares this sequence's prompt instead of computing it, if it can."""
+    blocked: str = ""
+    """The resource that it was last said to wait for."""
     cached: int = -1
     """Tokens that its first admission found in the tree (or in its parent)."""
+    first_ns: int = 0
+    """When its first output came, if it came to this scheduler."""
     preemptions: int = 0
     deaths: int = 0
     died_at: int = 0

@@ -57,6 +57,10 @@ class Slots:
         self.deadline_ns: Times = np.zeros(count, dtype=np.int64)
         self.tenant: Ints = np.zeros(count, dtype=np.int32)
         self.preemptions: Ints = np.zeros(count, dtype=np.int32)
+        self.cached: Ints = np.zeros(count, dtype=np.int32)
+        """Tokens that it started with: from the prefix tree, or its parent's."""
+        self.left_out: Ints = np.zeros(count, dtype=np.int32)
+        """Steps in a row in which the batching policy let it not decode."""
         self._oldest_first: SlotIds | None = None
 
     @property
@@ -76,11 +80,11 @@ class Slots:
         self.active[slot] = True
         self.open_id[slot] = open_id
         self.known[slot] = sequence.committed = len(sequence.tokens)
-        self.planned[slot] = planned
+        self.planned[slot] = self.cached[slot] = planned
         self.prompt[slot] = request.prompt_len
         self.limit[slot] = request.limit
         self.in_flight[slot] = self.in_flight_most[slot] = self.blocks[slot] = 0
-        self.rebase_fence[slot] = self.planned_in[slot] = 0
+        self.rebase_fence[slot] = self.planned_in[slot] = self.left_out[slot] = 0
         self.decoding[slot] = False
         self.arrival_ns[slot] = request.arrival_ns
         self.order[slot] = request.order
@@ -120,6 +124,7 @@ class Slots:
             self.preemptions[slots],
             self.blocks[slots],
             self.decoding[slots],
+            self.cached[slots],
         )
         for column in columns:
             column.flags.writeable = False

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.core.messages import Role, StepAck, StepResult, TokenLogprob
+from octavo.core.messages import ChunkLogprobs, Role, StepAck, StepResult, TokenLogprob
 from octavo.core.scheduler.book import Book, finish_reason
 from octavo.core.scheduler.credit import Ledger
-from octavo.core.scheduler.planner import Outstanding, Planner
+from octavo.core.scheduler.draft import Outstanding
+from octavo.core.scheduler.planner import Planner
 from octavo.core.scheduler.rows import Rows
-from octavo.core.scheduler.sequence import CLEARED_AFTER, SUSPECT_DEATHS, Sequence, State
+from octavo.core.scheduler.sequence import CLEARED_AFTER, SUSPECT_DEATHS, Request, Sequence, State
 from octavo.core.scheduler.slots import Slots
 from octavo.core.trace.catalogue import RequestFirstToken, RequestRebased, RequestRecovered, StepCompleted
 
@@ -36,15 +37,30 @@ class Steps:
             if not planner.pending and not self._slots.running and not book.queue:
                 return
             planned = planner.plan(now_ns, idle=not self._outstanding)
+            for request in planner.refused:
+                self._refuse(now_ns, request)
+            planner.refused.clear()
             if planned is None:
                 return
             plan, outstanding, events = planned
             self._outstanding[plan.step] = outstanding
             book.outbox.send(Role.KV, plan)
+            book.observations.planned(plan, self._slots.tenant[plan.slot])
             book.outbox.events += events
-            for sequence in planner.sent_back:
+            for sequence in planner.room.sent_back:
                 book.ask_match(sequence)
-            planner.sent_back.clear()
+            planner.room.sent_back.clear()
+
+    def _refuse(self, now_ns: int, request: Request) -> None:
+        left_ms = ((request.asked.deadline_ns or 0) - now_ns) / 1e6
+        when = f"is {left_ms:.0f} ms away" if left_ms > 0 else f"was {-left_ms:.0f} ms ago"
+        outputs = request.limit - request.prompt_len
+        self._book.refuse(
+            request,
+            f"the deadline {when}: too soon for {request.prompt_len} prompt tokens and up to {outputs} to generate; "
+            "ask for fewer tokens or allow more time",
+            "deadline",
+        )
 
     # ── acks ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -87,6 +103,8 @@ class Steps:
         slots.in_flight_most[mine] -= outstanding.most[current]
         sequences = dict(zip(outstanding.open_id.tolist(), outstanding.sequences, strict=True))
         tokens, logprobs = result.tokens.tolist(), result.logprobs
+        for chunk in result.prompts:
+            self._take_prompt(sequences[chunk.open_id], chunk, rows)
         for open_id, n, kv_len in zip(
             result.open_id.tolist(), result.n_new.tolist(), result.kv_len.tolist(), strict=True
         ):
@@ -102,10 +120,22 @@ class Steps:
             sequence = sequences[failed.open_id]
             if sequence.open_id == failed.open_id and sequence.state is not State.DONE:
                 self._finish(now_ns, sequence, "error", failed.reason, rows)
+        self._book.observations.completed(now_ns, result)
         self._book.outbox.send_rows(result.step, rows)
         self._book.outbox.events.append(
             StepCompleted(step=result.step, new_tokens=len(tokens), latency_ns=now_ns - outstanding.planned_ns)
         )
+
+    def _take_prompt(self, sequence: Sequence, chunk: ChunkLogprobs, rows: Rows) -> None:
+        """Log-probabilities of prompt tokens. What was preempted computes some anew: only what is next counts."""
+        request = sequence.request
+        if sequence.state is State.DONE or not request.computes_prompt:
+            return
+        known = request.prompt_logprobs
+        if chunk.start <= len(known) + 1:
+            known += chunk.entries[len(known) + 1 - chunk.start :]
+        if not request.computes_prompt:
+            rows.prompt(request)
 
     def _take(
         self,
@@ -129,6 +159,7 @@ class Steps:
                 new = new[:kept]
                 break
         if index == 0:
+            sequence.first_ns = now_ns
             self._book.outbox.events.append(
                 RequestFirstToken(
                     request_id=request.id,
@@ -180,6 +211,7 @@ class Steps:
     def recover(self, now_ns: int) -> None:
         """The KV is lost: every resident sequence waits to be computed again, and nothing under way counts."""
         self._outstanding.clear()
+        self._book.observations.lost()
         self._book.can_match = False
         for slot in np.flatnonzero(self._slots.active).tolist():
             sequence = self._slots.sequences[slot]

@@ -29,6 +29,10 @@ class Queue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
 
+    @property
+    def first(self) -> Sequence | None:
+        return self._sequences[0] if self._sequences else None
+
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=_ORDER)
         self._view = None

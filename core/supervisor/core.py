@@ -24,6 +24,7 @@ from octavo.core.control import (
     Hello,
     Member,
     Ready,
+    SetPolicy,
     Shutdown,
     Status,
     Topology,
@@ -76,6 +77,8 @@ class SupervisorCore:
         self._stopping = False
         self._ticked_ns: int | None = None
         self._state = ""
+        self._policies: dict[str, SetPolicy] = {}
+        """What was set since the start, by group: for actors that start anew."""
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────
 
@@ -120,6 +123,9 @@ class SupervisorCore:
             return self._hello(identity, message, now_ns)
         if isinstance(message, AskStatus):
             return [Tell(identity, self.status(now_ns))]
+        if isinstance(message, SetPolicy):
+            self._policies[message.group] = message
+            return [*self._tell_policies(_asks(message)), Tell(identity, self.status(now_ns))]
         actor = next((a for a in self.actors.values() if a.identity == identity), None)
         if actor is not None:
             actor.heard_ns = now_ns
@@ -198,8 +204,15 @@ class SupervisorCore:
             self._facts = facts
         took_ns = now_ns - actor.started_ns
         ready = ActorReady(actor=actor.name, pid=actor.pid or 0, actor_generation=actor.generation, took_ns=took_ns)
-        actions: list[Action] = [Note(ready)]
+        actions: list[Action] = [Note(ready), *self._tell_policies(actor.role)]
         return actions + (self._broadcast() if actor.role in MEMBERS else self._settled())
+
+    def _tell_policies(self, role: Role) -> list[Action]:
+        """What was set for this actor, if it is there to hear it."""
+        actor = self.actors.get(role)
+        if actor is None or actor.identity is None or actor.phase is not Phase.READY:
+            return []
+        return [Tell(actor.identity, policy) for policy in self._policies.values() if _asks(policy) is role]
 
     def _bump(self, actor: Actor, why: str) -> list[Action]:
         actor.generation += 1
@@ -320,6 +333,11 @@ class SupervisorCore:
             for actor in self.actors.values()
         ]
         return Status(state=self._state, epoch=self._epoch, actors=[me, *others])
+
+
+def _asks(policy: SetPolicy) -> Role:
+    """Who asks policies of this group."""
+    return Role.KV if policy.group == "eviction" else Role.SCHEDULER
 
 
 def _exit_text(code: int) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from octavo.core import control, wire
-from octavo.core.control import ActorStatus, AskStatus, Status
+from octavo.core.control import ActorStatus, AskStatus, SetPolicy, Status
 from octavo.core.rundir import RunInfo, find_run
 
 PATIENCE_MS = 3000
@@ -18,10 +18,15 @@ PATIENCE_MS = 3000
 
 def ask(run: RunInfo) -> Status | None:
     """The supervisor's answer; None if it does not give one in time."""
+    return tell(run, AskStatus())
+
+
+def tell(run: RunInfo, message: AskStatus | SetPolicy) -> Status | None:
+    """Say something to the supervisor that it answers with its status."""
     with zmq.Context[zmq.Socket[bytes]]() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         socket.connect(wire.control_endpoint(run.path))
-        socket.send(control.encode(AskStatus()))
+        socket.send(control.encode(message))
         if not socket.poll(PATIENCE_MS):
             return None
         answer = control.decode_to_member(socket.recv())

@@ -6,15 +6,18 @@ from pathlib import Path
 
 from octavo.core.actor import CoreActor
 from octavo.core.config.schema import Config
+from octavo.core.grammar import GROUP
 from octavo.core.messages import Facts, Role
 from octavo.core.models.locate import locate
+from octavo.core.plugins import resolve
 from octavo.core.tokenizer.core import TokenizerCore
 from octavo.core.tokenizer.vocabulary import load_vocabulary
 
 
 def build(config: Config, facts: Facts) -> TokenizerCore:
     """A core for the configured model. Raises `ModelError` when its tokenizer cannot be loaded."""
-    return TokenizerCore(load_vocabulary(locate(config.model.path)), facts)
+    grammars = resolve(GROUP, config.executor.grammar)() if "grammar" in facts.serves else None
+    return TokenizerCore(load_vocabulary(locate(config.model.path)), facts, grammars)
 
 
 def stats(core: TokenizerCore) -> dict[str, int]:
@@ -28,6 +31,6 @@ def run(config: Config, run_dir: Path, generation: int) -> None:
         run_dir,
         Role.TOKENIZER,
         generation,
-        make=lambda facts, _: build(config, facts),
+        make=lambda facts, _state, _clock: build(config, facts),
         stats=stats,
     ).run()

@@ -42,10 +42,13 @@ class Choice:
         *,
         skip_special_tokens: bool,
         logprobs: bool,
+        min_tokens: int = 0,
     ) -> None:
         self._vocabulary = vocabulary
         self._detokenizer = Detokenizer(vocabulary, [*prompt[-CONTEXT:], *delivered[-CONTEXT:]], skip_special_tokens)
         self._stops = StopFilter(stops)
+        self._min_tokens = min_tokens
+        """No stop string begins before this output."""
         self._ids: list[int] = []
         self._text = ""
         self._logprobs: list[TextLogprob] | None = [] if logprobs else None
@@ -65,8 +68,12 @@ class Choice:
             self.received += 1
             if self._logprobs is not None:
                 found = logprobs[i] if i < len(logprobs) else None
-                self._logprobs.append(self._in_text(found or TokenLogprob(token, LEAST_LOGPROB, [], [])))
-            if (piece := self._detokenizer.feed(token)) is not None and self._add(self._stops.push(piece)):
+                known = found or TokenLogprob(token, LEAST_LOGPROB, [], [])
+                self._logprobs.append(self._vocabulary.spelled(known))
+            if (piece := self._detokenizer.feed(token)) is None:
+                continue
+            early = self.received <= self._min_tokens
+            if self._add(Released(piece.ids, piece.text) if early else self._stops.push(piece)):
                 return True
         return False
 
@@ -92,11 +99,3 @@ class Choice:
         self._ids += released.ids
         self._text += released.text
         return released.stopped
-
-    def _in_text(self, found: TokenLogprob) -> TextLogprob:
-        top = [(*self._spelled(token), value) for token, value in zip(found.top_ids, found.top_logprobs, strict=True)]
-        return TextLogprob(*self._spelled(found.token), found.logprob, top)
-
-    def _spelled(self, token: int) -> tuple[str, bytes]:
-        data = self._vocabulary.token_bytes(token)
-        return data.decode("utf-8", "replace"), data

@@ -19,6 +19,9 @@ from __future__ import annotations
 import hashlib
 from itertools import count
 
+import msgspec
+
+from octavo.core.grammar import Engine, GrammarError
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
     Accepted,
@@ -31,6 +34,7 @@ from octavo.core.messages import (
     End,
     Enqueue,
     Facts,
+    Grammar,
     Message,
     PeerDown,
     PeerUp,
@@ -63,8 +67,9 @@ from octavo.core.trace.catalogue import (
 class TokenizerCore:
     """State machine of the tokenizer: `apply` messages of clients, of the scheduler, and news of peers."""
 
-    def __init__(self, vocabulary: Vocabulary, facts: Facts) -> None:
+    def __init__(self, vocabulary: Vocabulary, facts: Facts, grammars: Engine | None = None) -> None:
         self._vocabulary = vocabulary
+        self._grammars = grammars
         self._facts = facts
         self._requests = Requests()
         self._handles = count(1)
@@ -145,7 +150,18 @@ class TokenizerCore:
         finished = [False] * params.n
         for one in submit.delivered:
             delivered[one.choice], finished[one.choice] = one.ids, one.finished
-        eos_ids = () if params.ignore_eos else self._vocabulary.eos_ids
+        if sampling.grammar is not None:
+            self._check_grammar(sampling.grammar)
+        endless = params.ignore_eos and sampling.grammar is None  # a complete answer has nothing to go on with
+        eos_ids = () if endless else self._vocabulary.eos_ids
+        stop_ids = sorted({*params.stop_ids, *eos_ids})
+        sampling = msgspec.structs.replace(
+            sampling,
+            banned=(*sampling.banned, *self._vocabulary.spellings(params.bad_words)),
+            ends=tuple(stop_ids) if sampling.min_tokens else (),
+        )
+        if all(ended or ids for ids, ended in zip(delivered, finished, strict=True)):
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)  # they came with the first rows
         return Enqueue(
             handle=next(self._handles),
             request_id=submit.request_id,
@@ -154,7 +170,7 @@ class TokenizerCore:
             n=params.n,
             sampling=sampling,
             max_tokens=None if params.max_tokens is None else min(params.max_tokens, facts.context - len(ids)),
-            stop_ids=sorted({*params.stop_ids, *eos_ids}),
+            stop_ids=stop_ids,
             tenant=submit.tenant,
             priority=submit.priority,
             deadline_ns=submit.deadline_ns,
@@ -165,6 +181,14 @@ class TokenizerCore:
             finished=finished,
         )
 
+    def _check_grammar(self, grammar: Grammar) -> None:
+        if self._grammars is None:
+            raise InvalidRequestError("response_format", "no grammar engine is installed", "unsupported_parameter")
+        try:
+            self._grammars.check(grammar)
+        except GrammarError as error:
+            raise InvalidRequestError("response_format", str(error), "invalid_grammar") from error
+
     def _admit(self, submit: Submit, enqueue: Enqueue) -> None:
         params, prompt = submit.params, enqueue.ids.tolist()
         stops = StopStrings(params.stop)
@@ -174,7 +198,7 @@ class TokenizerCore:
             attempt=submit.attempt,
             handle=enqueue.handle,
             received_ns=submit.received_ns,
-            prompt_tokens=len(prompt),
+            prompt=prompt,
             choices={
                 number: Choice(
                     self._vocabulary,
@@ -183,12 +207,15 @@ class TokenizerCore:
                     stops,
                     skip_special_tokens=params.skip_special_tokens,
                     logprobs=params.sampling.logprobs >= 0,
+                    min_tokens=params.sampling.min_tokens,
                 )
                 for number in range(params.n)
                 if not enqueue.finished[number]
             },
             unanswered=enqueue,
         )
+        if params.sampling.prompt_logprobs >= 0 and len(prompt) == 1:
+            live.prompt_logprobs = self._vocabulary.spelled_prompt(prompt, [])  # there is nothing to compute
         self._requests.add(live)
         self._to_client(live.client, Accepted(live.request_id, live.attempt, live.prompt_tokens))
         self._events.append(
@@ -244,6 +271,9 @@ class TokenizerCore:
     # ── out: tokens ──────────────────────────────────────────────────────────────────────────────
 
     def _deltas(self, deltas: Deltas) -> None:
+        for known in deltas.prompts:
+            if (live := self._requests.handled(known.handle, known.attempt)) is not None:
+                live.prompt_logprobs = self._vocabulary.spelled_prompt(live.prompt, known.entries)
         ending = {(end.handle, end.choice) for end in deltas.ends}
         tokens = deltas.tokens.tolist()
         columns = (deltas.handle, deltas.choice, deltas.attempt, deltas.index, deltas.n, deltas.cached)
@@ -290,7 +320,10 @@ class TokenizerCore:
     def _deliver(self, live: Live, number: int, choice: Choice) -> None:
         index, ids, text, logprobs = choice.collect()
         if ids:
-            row = Row(live.request_id, number, live.attempt, index, ids, text, logprobs=logprobs)
+            prompt = live.prompt_logprobs if index == 0 else None
+            row = Row(
+                live.request_id, number, live.attempt, index, ids, text, logprobs=logprobs, prompt_logprobs=prompt
+            )
             self._row(live.client, row)
 
     def _finish(self, live: Live, number: int, finish: str, detail: str = "") -> None:
@@ -298,7 +331,8 @@ class TokenizerCore:
         choice = live.choices.pop(number)
         index, ids, text, logprobs = choice.collect()
         usage = Usage(live.prompt_tokens, choice.received, choice.cached)
-        row = Row(live.request_id, number, live.attempt, index, ids, text, finish, detail, usage, logprobs)
+        prompt = live.prompt_logprobs if index == 0 else None
+        row = Row(live.request_id, number, live.attempt, index, ids, text, finish, detail, usage, logprobs, prompt)
         self._row(live.client, row)
         self._events.append(
             RequestDelivered(

@@ -16,6 +16,9 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BIAS = 100.0
 
 _RANGES: dict[str, tuple[str, float, float, str]] = {
     "temperature": ("temperature", 0.0, 100.0, "from 0 to 100"),
@@ -42,7 +45,52 @@ def checked_sampling(sampling: Sampling) -> Sampling:
         raise InvalidRequestError(
             "logprobs", f"{sampling.logprobs} log-probabilities are asked for; at most {MAX_LOGPROBS} are given"
         )
+    if not -1 <= sampling.prompt_logprobs <= MAX_LOGPROBS:
+        raise InvalidRequestError(
+            "prompt_logprobs",
+            f"{sampling.prompt_logprobs} alternatives per prompt token are asked for; at most {MAX_LOGPROBS} are given",
+        )
     return msgspec.structs.replace(sampling, top_k=max(0, sampling.top_k), seed=sampling.seed % 2**64)
+
+
+def check_choosable(sampling: Sampling, facts: Facts) -> None:
+    """What says which ids may be chosen."""
+    if len(sampling.bias) > MAX_BIASES:
+        raise InvalidRequestError(
+            "logit_bias", f"logit_bias has {len(sampling.bias)} entries; at most {MAX_BIASES} are taken"
+        )
+    for token, bias in sampling.bias.items():
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise InvalidRequestError(
+                "logit_bias", f"logit_bias of token {token} is {bias}; it must be from -{MAX_BIAS:g} to {MAX_BIAS:g}"
+            )
+    check_ids("logit_bias", list(sampling.bias), facts.vocab_size)
+    check_ids("allowed_token_ids", sampling.allowed, facts.vocab_size)
+    for word in sampling.banned:
+        if not word:
+            raise InvalidRequestError("bad_words", "a bad word gives no tokens")
+        check_ids("bad_words", word, facts.vocab_size)
+    if sampling.min_tokens < 0:
+        raise InvalidRequestError("min_tokens", f"min_tokens is {sampling.min_tokens}; it must be at least 0")
+    restricted = sampling.bias or sampling.allowed or sampling.banned or sampling.min_tokens
+    if restricted and "restrictions" not in facts.serves:
+        raise InvalidRequestError(
+            "logit_bias",
+            "the executor that runs serves no logit_bias, allowed_token_ids, bad_words or min_tokens",
+            "unsupported_parameter",
+        )
+    if sampling.grammar is not None and "grammar" not in facts.serves:
+        raise InvalidRequestError(
+            "response_format", "the executor that runs keeps to no grammar or schema", "unsupported_parameter"
+        )
+    if sampling.grammar is not None and sampling.allowed:
+        raise InvalidRequestError("allowed_token_ids", "allowed_token_ids and a grammar exclude each other")
+    if sampling.prompt_logprobs >= 0 and "prompt_logprobs" not in facts.serves:
+        raise InvalidRequestError(
+            "prompt_logprobs",
+            "the executor that runs gives no log-probabilities of a prompt (which echo with logprobs asks for)",
+            "unsupported_parameter",
+        )
 
 
 def check_params(params: Params, facts: Facts) -> None:
@@ -59,6 +107,20 @@ def check_params(params: Params, facts: Facts) -> None:
                 "stop", f"a stop string has {len(stop)} characters; it must have from 1 to {MAX_STOP_CHARS}"
             )
     check_ids("stop_token_ids", params.stop_ids, facts.vocab_size)
+    if len(params.bad_words) > MAX_BAD_WORDS:
+        raise InvalidRequestError(
+            "bad_words", f"there are {len(params.bad_words)} bad words; at most {MAX_BAD_WORDS} are taken"
+        )
+    for word in params.bad_words:
+        if not 1 <= len(word) <= MAX_STOP_CHARS:
+            raise InvalidRequestError(
+                "bad_words", f"a bad word has {len(word)} characters; it must have from 1 to {MAX_STOP_CHARS}"
+            )
+    if params.max_tokens is not None and params.sampling.min_tokens > params.max_tokens:
+        raise InvalidRequestError(
+            "min_tokens", f"min_tokens is {params.sampling.min_tokens}, more than max_tokens, {params.max_tokens}"
+        )
+    check_choosable(params.sampling, facts)
 
 
 def check_prompt(prompt: Prompt, ids: Sequence[int], facts: Facts) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo.core.messages import Enqueue
+from octavo.core.messages import Enqueue, TextLogprob
 from octavo.core.tokenizer.choice import Choice
 
 
@@ -18,11 +18,17 @@ class Live:
     attempt: int
     handle: int
     received_ns: int
-    prompt_tokens: int
+    prompt: list[int]
     choices: dict[int, Choice]
     """Those that have not ended, by number."""
     unanswered: Enqueue | None
     """What was, or is to be, sent to the scheduler, as long as nothing has come back for it."""
+    prompt_logprobs: list[TextLogprob] | None = None
+    """Known before any output, if they were asked for."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
 
 
 class Requests:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from octavo.core.messages import Chat, Ids, Prompt, Text
+from octavo.core.messages import Chat, Ids, Prompt, Text, TextLogprob, TokenLogprob
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import ModelFiles
 from octavo.core.tokenizer import ghost
@@ -57,8 +57,8 @@ class Vocabulary:
                 return ids
             case Text(text):
                 return self.encode(self._bounded(text, limit, "prompt"), add_special_tokens)
-            case Chat(messages, tools):
-                text = self._bounded(self.render(messages, tools), limit, "messages")
+            case Chat():
+                text = self._bounded(self.render(prompt), limit, "messages")
                 return self.encode(text, add_special_tokens=False)
 
     def _bounded(self, text: str, limit: int, field: str) -> str:
@@ -72,7 +72,7 @@ class Vocabulary:
             )
         return text
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+    def render(self, chat: Chat) -> str:
         """A conversation as the model's prompt text. Raises `InvalidRequestError`."""
         if self._template is None:
             raise InvalidRequestError(
@@ -81,12 +81,30 @@ class Vocabulary:
                 "chat_template.jinja beside its tokenizer.json",
                 "no_chat_template",
             )
-        if not messages:
+        if not chat.messages:
             raise InvalidRequestError("messages", "there are no messages; at least one is needed")
         try:
-            return self._template.render(messages, tools)
+            return self._template.render(chat)
         except TemplateError as error:
             raise InvalidRequestError("messages", str(error)) from error
+
+    def spellings(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """Each word as the ids it has at the start of a text and after a space: not every way to spell it."""
+        found = {tuple(self.encode(text, add_special_tokens=False)): None for w in words for text in (w, f" {w}")}
+        return list(found)
+
+    def spelled(self, found: TokenLogprob) -> TextLogprob:
+        """Log-probabilities with the text of their tokens."""
+        top = [(*self._spelled(token), value) for token, value in zip(found.top_ids, found.top_logprobs, strict=True)]
+        return TextLogprob(*self._spelled(found.token), found.logprob, top)
+
+    def spelled_prompt(self, prompt: Sequence[int], entries: Sequence[TokenLogprob]) -> list[TextLogprob]:
+        """An entry per token of the prompt; nothing is known of the first but its text."""
+        return [TextLogprob(*self._spelled(prompt[0]), 0.0, []), *map(self.spelled, entries)]
+
+    def _spelled(self, token: int) -> tuple[str, bytes]:
+        data = self.token_bytes(token)
+        return data.decode("utf-8", "replace"), data
 
     def token_bytes(self, token: int) -> bytes:
         """Exactly the bytes that a token stands for in the middle of a text; empty if there is no such token."""

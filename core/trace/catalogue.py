@@ -1,11 +1,13 @@
 """Every event that Octavo emits, as types. Nothing here writes: see `emit`.
 
-One event is one JSON line. The line's common fields are added where it is written: `ts_ns` (monotonic,
-comparable between processes of one host), `role`, `replica`, `generation`, `event` (the name).
+One event is one JSON line. The line's common fields are added where it is written, see `Common`. What is said here of
+each event is what the table in EVENTS.md is made of (`catalogue_doc`).
 Times are nanoseconds, sizes tokens or blocks as named.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -14,7 +16,37 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """Base of the catalogue; the tag is the event's name."""
 
 
+def catalogue() -> dict[str, type[Event]]:
+    """Every event by its name, in the order of this file."""
+    found: dict[str, type[Event]] = {}
+    kinds = [Event]
+    while kinds:
+        kind = kinds.pop(0)
+        kinds = [*kind.__subclasses__(), *kinds]
+        tag = kind.__struct_config__.tag
+        if isinstance(tag, str) and "." in tag:
+            found[tag] = kind
+    return found
+
+
+class Common(msgspec.Struct, frozen=True, kw_only=True):
+    """What every line has beside the event's own fields.
+
+    `ts_ns` is monotonic and comparable between the processes of one host: when the emitter was told what caused the
+    event (the `now_ns` of its core), so that differences between events are exactly what the cores saw. `spent_ns`
+    passed from then until it was emitted: what the actor computed and sent for that cause.
+    """
+
+    ts_ns: int
+    spent_ns: int
+    role: str
+    replica: int
+    generation: int
+
+
 class RequestEvent(Event, frozen=True, kw_only=True):
+    """Base of what happens to one request; a choice is numbered where it has one."""
+
     request_id: str
 
 
@@ -28,6 +60,8 @@ class RequestReceived(RequestEvent, frozen=True, kw_only=True, tag="request.rece
 
 
 class RequestTokenized(RequestEvent, frozen=True, kw_only=True, tag="request.tokenized"):
+    """Its prompt is known as ids and goes to the scheduler. `max_tokens` bounds each of the `n` choices."""
+
     prompt_tokens: int
     max_tokens: int | None
     n: int
@@ -44,11 +78,34 @@ class RequestQueued(RequestEvent, frozen=True, kw_only=True, tag="request.queued
 
 
 class RequestMatched(RequestEvent, frozen=True, kw_only=True, tag="request.matched"):
-    """The prefix tree holds its first `cached` tokens (a hint until it is admitted)."""
+    """The prefix tree holds its first `cached` of `known` tokens (a hint until it is admitted).
+
+    `miss` says why not more: "" (all whole blocks are there), `short` (it has no whole block to look up),
+    `disabled`, `new` (no prefix of it was ever seen), `ends` (nothing was seen after this prefix), `differs` (others
+    went on differently after it: the first block that differs starts at token `cached`), `evicted` (the next block
+    was there, but its room was needed).
+    """
 
     choice: int
     cached: int
     known: int
+    miss: str
+
+
+class RequestBlocked(RequestEvent, frozen=True, kw_only=True, tag="request.blocked"):
+    """It is the first to wait for `resource`; those queued after it wait for it. Said once per change of resource.
+
+    `slots` (all are taken), `blocks` (its prompt needs `need`, the credit is `have`), `budget` (the step's tokens went
+    to others: it needs `need`, `have` are left), `match` (the KV-manager has not answered), `parent` (it shares the
+    prompt of a choice that is not computed yet), `suspect` (somebody runs alone, for fear of another executor death),
+    `preemption` (the step has just taken blocks from others), `policy` (the batching policy did not choose it).
+    """
+
+    choice: int
+    step: int
+    resource: str
+    need: int
+    have: int
 
 
 class RequestAdmitted(RequestEvent, frozen=True, kw_only=True, tag="request.admitted"):
@@ -72,6 +129,8 @@ class RequestRebased(RequestEvent, frozen=True, kw_only=True, tag="request.rebas
 
 
 class RequestChunk(RequestEvent, frozen=True, kw_only=True, tag="request.chunk"):
+    """The step computes its `tokens` known tokens from position `start` on."""
+
     choice: int
     step: int
     start: int
@@ -79,13 +138,16 @@ class RequestChunk(RequestEvent, frozen=True, kw_only=True, tag="request.chunk")
 
 
 class RequestFirstToken(RequestEvent, frozen=True, kw_only=True, tag="request.first_token"):
+    """The scheduler has the first token of the choice's answer."""
+
     choice: int
     step: int
     since_queued_ns: int
 
 
 class RequestPreempted(RequestEvent, frozen=True, kw_only=True, tag="request.preempted"):
-    """It gave up its slot; `lost` tokens may have to be computed again."""
+    """It gave up its slot; `lost` tokens may have to be computed again. `by` is the request that asked for most of the
+    blocks that were short; `need_blocks` are still short after this preemption, with a credit of `credit`."""
 
     choice: int
     step: int
@@ -93,6 +155,7 @@ class RequestPreempted(RequestEvent, frozen=True, kw_only=True, tag="request.pre
     lost: int
     need_blocks: int
     credit: int
+    by: str
 
 
 class RequestResumed(RequestEvent, frozen=True, kw_only=True, tag="request.resumed"):
@@ -133,6 +196,8 @@ class RequestDelivered(RequestEvent, frozen=True, kw_only=True, tag="request.del
 
 
 class RequestCancelled(RequestEvent, frozen=True, kw_only=True, tag="request.cancelled"):
+    """Nobody wants it any more."""
+
     why: str
 
 
@@ -144,6 +209,9 @@ class RequestFailed(RequestEvent, frozen=True, kw_only=True, tag="request.failed
 
 
 class StepPlanned(Event, frozen=True, kw_only=True, tag="step.planned"):
+    """What the step is to do, the queue and the slots after it, and the credit that is left. `open_ids` are the
+    residencies it computes: decodes first, then chunks (`request.admitted` says whose they are)."""
+
     step: int
     sequences: int
     prefill_tokens: int
@@ -154,9 +222,12 @@ class StepPlanned(Event, frozen=True, kw_only=True, tag="step.planned"):
     waiting: int
     running: int
     credit: int
+    open_ids: list[int]
 
 
 class StepBound(Event, frozen=True, kw_only=True, tag="step.bound"):
+    """The KV-manager found room for the step: blocks taken and evicted, and what the pool holds after it."""
+
     step: int
     allocated: int
     free: int
@@ -167,10 +238,18 @@ class StepBound(Event, frozen=True, kw_only=True, tag="step.bound"):
 
 
 class StepExecuted(Event, frozen=True, kw_only=True, tag="step.executed"):
+    """The executor ran it, for `execute_ns` from `started_ns` on: `rows` sequences gave `tokens` new tokens.
+    The rest is its work as `core.work` counts it, which a cost model is fitted to."""
+
     step: int
     rows: int
     tokens: int
+    started_ns: int
     execute_ns: int
+    prefill_tokens: int
+    decodes: int
+    attention: int
+    kv_tokens: int
 
 
 class StepCompleted(Event, frozen=True, kw_only=True, tag="step.completed"):
@@ -182,6 +261,8 @@ class StepCompleted(Event, frozen=True, kw_only=True, tag="step.completed"):
 
 
 class KvEvicted(Event, frozen=True, kw_only=True, tag="kv.evicted"):
+    """Cached blocks that nobody used were given up for the step."""
+
     step: int
     blocks: int
 
@@ -212,13 +293,44 @@ class PolicyRejected(Event, frozen=True, kw_only=True, tag="policy.rejected"):
     why: str
 
 
+class PolicyTripped(Event, frozen=True, kw_only=True, tag="policy.tripped"):
+    """A policy gave too many bad or slow answers: the built-in rule stands in for it until it is swapped. `dump` is
+    the last call, to be repeated with `octavo.core.policy.dump`."""
+
+    group: str
+    policy: str
+    why: str
+    dump: dict[str, Any]
+
+
+class PolicySwapped(Event, frozen=True, kw_only=True, tag="policy.swapped"):
+    """Another policy answers from the next step on."""
+
+    group: str
+    old: str
+    new: str
+    options: dict[str, Any]
+
+
+class PolicyNotSwapped(Event, frozen=True, kw_only=True, tag="policy.not_swapped"):
+    """A swap was asked for that cannot be made; the policy stays."""
+
+    group: str
+    policy: str
+    why: str
+
+
 class ActorStarted(Event, frozen=True, kw_only=True, tag="actor.started"):
+    """Its process was started; it may load for a while."""
+
     actor: str
     pid: int
     actor_generation: int
 
 
 class ActorReady(Event, frozen=True, kw_only=True, tag="actor.ready"):
+    """It has loaded, `took_ns` after its start."""
+
     actor: str
     pid: int
     actor_generation: int
@@ -226,12 +338,16 @@ class ActorReady(Event, frozen=True, kw_only=True, tag="actor.ready"):
 
 
 class ActorStalled(Event, frozen=True, kw_only=True, tag="actor.stalled"):
+    """It does not move any more, and is killed."""
+
     actor: str
     pid: int
     why: str
 
 
 class ActorExited(Event, frozen=True, kw_only=True, tag="actor.exited"):
+    """Its process has ended; a negative `code` is a signal."""
+
     actor: str
     pid: int
     actor_generation: int
@@ -239,6 +355,8 @@ class ActorExited(Event, frozen=True, kw_only=True, tag="actor.exited"):
 
 
 class ActorRestarted(Event, frozen=True, kw_only=True, tag="actor.restarted"):
+    """It is started anew, for the `restarts`th time."""
+
     actor: str
     actor_generation: int
     restarts: int
@@ -260,7 +378,7 @@ class WireDropped(Event, frozen=True, kw_only=True, tag="wire.dropped"):
 
 
 class ServiceState(Event, frozen=True, kw_only=True, tag="service.state"):
-    """starting, ready, degraded, draining, stopped, failed."""
+    """The service as a whole is starting, ready, degraded, draining, stopped or failed."""
 
     state: str
     why: str

@@ -10,9 +10,10 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeAlias
 
 import msgspec
 import structlog
@@ -31,6 +32,15 @@ from octavo.core.trace.catalogue import (
 
 QUEUE_LIMIT = 20_000
 """Events that may wait for the writer."""
+
+REST_S = 0.02
+"""How long the writer lets events come together."""
+
+encode = msgspec.json.Encoder().encode
+"""An event as JSON."""
+
+Emitted: TypeAlias = tuple[int, int, int, Event]
+"""`ts_ns`, `spent_ns`, generation, event."""
 
 _STEP_EVENTS = (StepPlanned, StepBound, StepExecuted, StepCompleted, KvEvicted)
 
@@ -58,7 +68,7 @@ class Emitter:
         self._config = config
         self._limit = limit
         self._dropped = 0
-        self._queue: queue.SimpleQueue[tuple[int, int, Event] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Emitted | Callable[[], None] | None] = queue.SimpleQueue()
         self._path = trace_path(run_dir, role, replica)
         self._thread: threading.Thread | None = None
         if config.enabled:
@@ -66,21 +76,30 @@ class Emitter:
             self._thread = threading.Thread(target=self._write, name="trace", daemon=True)
             self._thread.start()
 
-    def emit(self, event: Event) -> None:
-        """Never blocks. From one thread only."""
+    def emit(self, event: Event, at_ns: int | None = None) -> None:
+        """Never blocks. From one thread only. `at_ns` is when its cause was told, if that was before now."""
         if self._thread is None or (not self._config.steps and isinstance(event, _STEP_EVENTS)):
             return
         if self._queue.qsize() >= self._limit:
             self._dropped += 1
             return
         self._confess()
-        self._queue.put((time.monotonic_ns(), self.generation, event))
+        now_ns = time.monotonic_ns()
+        self._queue.put((at_ns or now_ns, now_ns - (at_ns or now_ns), self.generation, event))
+
+    def defer(self, write: Callable[[], None]) -> bool:
+        """Have the writer's thread call this, after what was emitted before. False if its queue is full, or if there is
+        no trace. Never blocks."""
+        if self._thread is None or self._queue.qsize() >= self._limit:
+            return False
+        self._queue.put(write)
+        return True
 
     def _confess(self) -> None:
         """Say how many events were lost, as soon as there is room to say it."""
         if self._dropped:
             why = f"{self._dropped} events: the writer's queue of {self._limit} was full"
-            self._queue.put((time.monotonic_ns(), self.generation, WireDropped(peer="trace", why=why)))
+            self._queue.put((time.monotonic_ns(), 0, self.generation, WireDropped(peer="trace", why=why)))
             self._dropped = 0
 
     def close(self) -> None:
@@ -100,20 +119,54 @@ class Emitter:
         self.close()
 
     def _write(self) -> None:
+        """Wakes now and then and writes all that has come: handing the interpreter over for every single event would
+        cost the emitter more than the events do."""
         with self._path.open("ab+") as file:
             if _is_cut(file):
                 file.write(b"\n")
-            log: Any = structlog.wrap_logger(
-                structlog.BytesLogger(file),
-                processors=[structlog.processors.JSONRenderer(serializer=_json)],
-                wrapper_class=structlog.BoundLogger,
-                context_class=dict,
-            )
-            while (item := self._queue.get()) is not None:
-                ts_ns, generation, event = item
-                fields = msgspec.to_builtins(event)
-                name = fields.pop("event")
-                log.msg(name, ts_ns=ts_ns, role=self._role, replica=self._replica, generation=generation, **fields)
+            log = structlog.wrap_logger(_Sink(file), processors=[_render], wrapper_class=_Log)
+            log = log.bind(source=b'"role":"%b","replica":%d' % (self._role.encode(), self._replica))
+            open_ = True
+            while open_:
+                come: list[Emitted] = []
+                for _ in range(max(1, self._queue.qsize())):
+                    item = self._queue.get()
+                    if isinstance(item, tuple):
+                        come.append(item)
+                    elif item is None:
+                        open_ = False
+                    else:
+                        item()
+                log.lines(come)
+                file.flush()
+                if open_:
+                    time.sleep(REST_S)
+
+
+class _Log(structlog.BoundLoggerBase):
+    """structlog's way of events to their lines, and nothing beside it; many events at a time."""
+
+    def lines(self, come: list[Emitted]) -> None:
+        self._proxy_to_logger("write", None, come=come)
+
+
+def _render(_logger: Any, _method: str, fields: Any) -> bytes:
+    """The common fields of each event, then its own."""
+    source = fields["source"]
+    return b"".join(
+        [
+            b'{"ts_ns":%d,"spent_ns":%d,"generation":%d,%b,%b\n'
+            % (ts_ns, spent_ns, generation, source, encode(event)[1:])
+            for ts_ns, spent_ns, generation, event in fields["come"]
+        ]
+    )
+
+
+class _Sink:
+    """The logger under structlog. It does not flush, as structlog's own does with every line."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.write = file.write
 
 
 def _is_cut(file: BinaryIO) -> bool:
@@ -122,7 +175,3 @@ def _is_cut(file: BinaryIO) -> bool:
         return False
     file.seek(-1, os.SEEK_END)
     return file.read(1) != b"\n"
-
-
-def _json(fields: dict[str, Any], **_: Any) -> bytes:
-    return msgspec.json.encode(fields)

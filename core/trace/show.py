@@ -1,28 +1,160 @@
-"""`octavo trace show`: one request's life as text, from the trace files of a run."""
+"""`octavo trace show`: why one request took as long as it did, as text; or its plain events."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from octavo.core.trace.catalogue import RequestPreempted
+from octavo.core.trace.life import QUEUEING, Life, Piece, lives
+from octavo.core.trace.read import NoSuchRun, find, lines, records
+from octavo.core.trace.run import Run
 
-from octavo.core.rundir import runs
+__all__ = ["describe", "lines", "request_life", "show", "tell"]
 
-_COMMON = ("ts_ns", "role", "replica", "generation", "event", "request_id")
+_COMMON = ("ts_ns", "spent_ns", "role", "replica", "generation", "event", "request_id")
+_API_PREFIX = re.compile(r"^(chatcmpl|cmpl)-")
+SHOWN_IDS = 4
+
+_MISSES = {
+    "": "all its whole blocks",
+    "short": "it has no whole block to look up",
+    "disabled": "the prefix cache is off (kv.prefix_cache)",
+    "new": "no prefix of it was seen before",
+    "ends": "nothing was seen after this prefix",
+    "differs": "what was seen after this prefix is different from token {cached} on",
+    "evicted": "the next block was there, and was evicted",
+}
 
 
-def lines(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Every event of a run, file after file. A line cut short by a process's death is left out."""
-    for path in sorted(run_dir.glob("trace-*.jsonl")):
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    yield msgspec.json.decode(line, type=dict[str, Any])
-                except msgspec.DecodeError:
-                    continue
+def engine_id(api_id: str) -> str:
+    """The engine's id of a request, given the `id` of an answer or the engine's own."""
+    return _API_PREFIX.sub("", api_id)
+
+
+# ── one request ──────────────────────────────────────────────────────────────────────────────────
+
+
+def tell(run: Run, request_id: str) -> list[str]:
+    """The causal chain of each choice; of every request of the call, if it had several prompts."""
+    wanted = engine_id(request_id)
+    names = [wanted] if wanted in run.requests else _parts(run, wanted)
+    return [line for name in names for life in lives(run, name) for line in _chain(run, life)]
+
+
+def _parts(run: Run, wanted: str) -> list[str]:
+    """`<id>-<number>`: a call with several prompts is several requests."""
+    numbered = [(int(name.removeprefix(f"{wanted}-")), name) for name in run.requests if _is_part(name, wanted)]
+    return [name for _, name in sorted(numbered)]
+
+
+def _is_part(name: str, wanted: str) -> bool:
+    return name.startswith(f"{wanted}-") and name.removeprefix(f"{wanted}-").isdigit()
+
+
+def _chain(run: Run, life: Life) -> list[str]:
+    out = [f"request {life.who.request_id}  choice {life.who.choice}{_traced(life)}", f"  {_fate(life)}"]
+    total = sum(piece.took_ns for piece in life.pieces)
+    phases = " + ".join(f"{name} {ms(took)}" for name, took in life.phases().items())
+    out.append(f"  E2E {ms(total)} ms = {phases}")
+    if life.ttft_ns is not None:
+        gap = life.longest_gap
+        longest = "" if gap is None else f"; longest time between tokens {ms(gap[1] - gap[0])} ms"
+        out.append(f"  first token after {ms(life.ttft_ns)} ms{longest}")
+    out += ["", "          at         took"]
+    for pieces in _grouped(life.pieces):
+        out += _told(run, life, pieces)
+    out.append("")
+    return out
+
+
+def _traced(life: Life) -> str:
+    trace = f"  trace id {life.trace_id}" if life.trace_id else ""
+    return trace + (f"  tenant {life.tenant}" if life.tenant else "")
+
+
+def _fate(life: Life) -> str:
+    done = life.finished
+    if done is None:
+        return life.finish or "not finished"
+    again = f", preempted {done.preemptions} times" if done.preemptions else ""
+    spare = f", {done.dropped} computed in vain" if done.dropped else ""
+    return (
+        f"{life.finish or done.finish}: {done.prompt_tokens} prompt tokens ({done.cached} from the cache), "
+        f"{done.output_tokens} output tokens{spare}{again}"
+    )
+
+
+def _grouped(pieces: list[Piece]) -> list[list[Piece]]:
+    """Runs of pieces of one phase."""
+    groups: list[list[Piece]] = []
+    for piece in pieces:
+        if groups and groups[-1][0].phase == piece.phase:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
+def _told(run: Run, life: Life, pieces: list[Piece]) -> list[str]:
+    """A phase: one line of its own, one per cause, and what explains it."""
+    start, end, phase = pieces[0].start_ns, pieces[-1].end_ns, pieces[0].phase
+    out = [f"{ms(start - life.received_ns):>12} ms {ms(end - start):>9} ms  {phase}"]
+    by_cause: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_cause.setdefault(piece.cause, []).append(piece)
+    for cause, parts in by_cause.items():
+        longest = max(parts, key=lambda piece: piece.took_ns)
+        took = sum(piece.took_ns for piece in parts)
+        often = f" ({len(parts)} times, longest {ms(longest.took_ns)} ms)" if len(parts) > 1 else ""
+        note = f": {longest.note}" if longest.note else ""
+        out.append(f"{'':17}{ms(took):>10} ms    {cause}{often}{note}")
+    out += [f"{'':32}{line}" for line in _explained(run, life, pieces)]
+    return out
+
+
+def _explained(run: Run, life: Life, pieces: list[Piece]) -> list[str]:
+    start, end, phase = pieces[0].start_ns, pieces[-1].end_ns, pieces[0].phase
+    out = []
+    if phase == "preempted":
+        out += [_preempted(event) for event, ts_ns in life.preempted if ts_ns == start]
+    if phase in QUEUEING:
+        ahead = [name for name in run.admitted_in(start, end) if name != life.who.request_id]
+        if ahead:
+            out.append(f"{len(ahead)} requests got a slot before it: {_some(ahead)}")
+        longest = max(pieces, key=lambda piece: piece.took_ns)
+        step = run.step_at((longest.start_ns + longest.end_ns) // 2)
+        if step is not None and step.members:
+            holders = list(dict.fromkeys(who.request_id for who in step.members))
+            out.append(f"{step.plan.running} sequences were running: {_some(holders)}")
+        if phase == "queue" and life.matched is not None:
+            matched = life.matched
+            why = _MISSES.get(matched.miss, matched.miss).format(cached=matched.cached)
+            out.append(f"{matched.cached} of {matched.known} tokens were in the prefix tree: {why}")
+    return out
+
+
+def _preempted(event: RequestPreempted) -> str:
+    return (
+        f"step {event.step} took its blocks for {event.by or 'others'} ({event.mode}): {event.lost} tokens to compute "
+        f"again, {max(0, event.need_blocks)} blocks still short, credit {event.credit}"
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN_IDS} more" if len(names) > SHOWN_IDS else ""
+    return ", ".join(names[:SHOWN_IDS]) + more
+
+
+def ms(took_ns: int) -> str:
+    """Milliseconds, two decimals."""
+    return f"{took_ns / 1e6:.2f}"
+
+
+# ── plain events ─────────────────────────────────────────────────────────────────────────────────
 
 
 def request_life(run_dir: Path, request_id: str) -> list[dict[str, Any]]:
@@ -51,17 +183,27 @@ def _field(key: str, value: Any) -> str:
     return f"{key}={value}"
 
 
-def command(request_id: str, run: Path | None) -> int:
-    """Print a request's life; 1 if there is no such run or request."""
-    if run is None:
-        newest = next(iter(runs()), None)
-        if newest is None:
-            print("octavo: no run found", file=sys.stderr)
-            return 1
-        run = newest.path
-    events = request_life(run, request_id)
-    if not events:
-        print(f"octavo: request {request_id} is not in the trace of {run}", file=sys.stderr)
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def show(request_id: str, run: Path | None, *, events: bool = False) -> int:
+    """Print why a request took as long as it did, or its plain events; 1 if there is no such run or request."""
+
+    def text(path: Path) -> list[str]:
+        plain = describe(request_life(path, engine_id(request_id))) if events else tell(Run(records(path)), request_id)
+        if not plain:
+            raise NoSuchRun(f"request {request_id} is not in the trace of {path}")
+        return plain
+
+    return printed(run, text)
+
+
+def printed(run: Path | None, text: Callable[[Path], list[str]]) -> int:
+    """Print what `text` makes of the run's folder; 1 and the reason if there is nothing to tell."""
+    try:
+        told = text(find(run))
+    except NoSuchRun as error:
+        print(f"octavo: {error}", file=sys.stderr)
         return 1
-    print("\n".join(describe(events)))
+    print("\n".join(told))
     return 0

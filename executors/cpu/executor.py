@@ -9,26 +9,29 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from pathlib import Path
 from typing import NamedTuple, Self
 
+import msgspec
 import torch
 from torch import Tensor
 
 from octavo.core.config.schema import Config
-from octavo.core.messages import Facts, Failed, StepBind, StepPlan, StepResult, TokenLogprob, col
+from octavo.core.grammar import GROUP, Engine, GrammarError, Grammars
+from octavo.core.messages import ChunkLogprobs, Facts, Failed, StepBind, StepPlan, StepResult, TokenLogprob, col
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import ModelFiles, locate
+from octavo.core.plugins import resolve
 from octavo.executors.cpu.layout import PoolShape, Span
 from octavo.executors.cpu.llama import KvPool, Llama
 from octavo.executors.cpu.probe import load_exact
-from octavo.executors.loading.folder import load_folder
-from octavo.executors.loading.gguf import load_gguf
+from octavo.executors.grammars import Matchers
+from octavo.executors.loading.files import load_model
 from octavo.executors.loading.spec import Model
-from octavo.executors.residents import Residents, Run
+from octavo.executors.residents import Residents, Run, of_prompt
 from octavo.executors.sampling import Context, logprob, sample
 
 _MODE = b"exact fp32"
+PROMPT_ROWS = 32
 
 
 class _Outcome(NamedTuple):
@@ -37,22 +40,26 @@ class _Outcome(NamedTuple):
     failure: str | None = None
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob | None, ...] = ()
+    prompt: list[TokenLogprob] | None = None
+    """Of the prompt's tokens after the run's first one, if they were asked for."""
 
 
 class CpuExecutor:
     """Entry point `cpu` of `octavo.executor`."""
 
-    def __init__(self, llama: Llama, pool: KvPool, facts: Facts) -> None:
+    def __init__(self, llama: Llama, pool: KvPool, facts: Facts, grammars: Grammars | None = None) -> None:
         self.facts = facts
         self.llama = llama
         self._pool = pool
         self._residents = Residents()
+        self._matchers = Matchers(grammars)
         self._failed: dict[int, str] = {}
         """By open_id, why a residency can no longer be computed; the steps already planned for it fail as well."""
 
     @classmethod
     def load(cls, config: Config) -> Self:
-        """Raises `ModelError` when there is no such model or it does not fit, `NotExactError` when exact mode is not to be had."""
+        """Raises `ModelError` for a model that is not there, not of this family or too big, `NotExactError` when this
+        machine cannot be exact."""
         torch.set_num_threads(config.executor.threads or len(os.sched_getaffinity(0)))
         files = locate(config.model.path)
         model = load_model(files)
@@ -60,7 +67,10 @@ class CpuExecutor:
         _check_memory(facts)
         with torch.inference_mode():
             shape = PoolShape(facts.total_blocks, facts.block_size, model.spec.kv_heads, model.spec.head_dim)
-            return cls(load_exact(model), KvPool(shape, model.spec.layers), facts)
+            grammars = _grammars(config, facts)
+            if grammars is not None:
+                facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
+            return cls(load_exact(model), KvPool(shape, model.spec.layers), facts, grammars)
 
     def forget(self) -> None:
         self._residents.clear()
@@ -94,6 +104,11 @@ class CpuExecutor:
                 if outcome.failure is not None
             ],
             logprobs=[entry for _, outcome in done for entry in outcome.logprobs] if wanted else None,
+            prompts=[
+                ChunkLogprobs(run.resident.open_id, run.start + 1, outcome.prompt)
+                for run, outcome in done
+                if outcome.prompt is not None
+            ],
         )
 
     def _compute(self, runs: list[Run]) -> list[_Outcome]:
@@ -109,16 +124,33 @@ class CpuExecutor:
         hidden = self.llama.hidden(self.llama.layout(spans, self._pool.shape), self._pool)
         finite = _finite_rows(hidden)
         sampled: list[tuple[int, int]] = []  # (run, its last row)
+        prompts: dict[int, list[TokenLogprob]] = {}
         at = 0
         for i, span in zip(sound, spans, strict=True):
             rows = slice(at, at := at + len(span.ids))
             if not all(finite[rows]):
                 outcomes[i] = _Outcome(_not_finite(span.start + finite[rows].index(False)))
-            elif runs[i].samples:
+                continue
+            if about := of_prompt(runs[i]):
+                prompts[i] = self._prompt(runs[i], hidden[rows][: len(about)])
+            if runs[i].samples:
                 sampled.append((i, at - 1))
         if sampled:
             self._sample(runs, sampled, hidden, outcomes)
+        for i, entries in prompts.items():
+            outcomes[i] = outcomes[i]._replace(prompt=entries)
         return outcomes
+
+    def _prompt(self, run: Run, hidden: Tensor) -> list[TokenLogprob]:
+        """What the model says of the prompt's tokens after the run's first one. Some rows at a time: a row of logits
+        is as long as the vocabulary."""
+        after = run.resident.tokens[run.start + 1 :]
+        wanted = run.resident.sampling.prompt_logprobs
+        return [
+            logprob(row, after[at + i], wanted)
+            for at in range(0, len(hidden), PROMPT_ROWS)
+            for i, row in enumerate(self.llama.logits(hidden[at : at + PROMPT_ROWS]).numpy())
+        ]
 
     def _sample(
         self, runs: list[Run], sampled: list[tuple[int, int]], hidden: Tensor, outcomes: list[_Outcome]
@@ -130,7 +162,12 @@ class CpuExecutor:
             if not sound:
                 outcomes[i] = _Outcome(_not_finite(runs[i].end - 1))
                 continue
-            context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
+            try:
+                mask = self._matchers.mask(resident)
+            except GrammarError as error:
+                outcomes[i] = _Outcome(str(error))
+                continue
+            context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens, mask)
             token = sample(row, context)
             wanted = resident.sampling.logprobs
             outcomes[i] = _Outcome(None, (token,), (logprob(row, token, wanted) if wanted >= 0 else None,))
@@ -154,11 +191,13 @@ class CpuExecutor:
         run.resident.tokens += outcome.tokens
 
 
-def load_model(files: ModelFiles) -> Model:
-    """Read a model's weights from wherever `locate` found them."""
-    if files.path is None:
-        raise ModelError(f'the model {files.model_id!r} has no weights; run it with executor.kind = "ghost"')
-    return load_gguf(Path(files.path)) if files.kind == "gguf" else load_folder(Path(files.path))
+def _grammars(config: Config, facts: Facts) -> Grammars | None:
+    """None for a model that has no tokenizer: it answers in ids, which no grammar is about."""
+    engine: Engine = resolve(GROUP, config.executor.grammar)()
+    try:
+        return engine.load(config.model.path, facts.vocab_size)
+    except ModelError:
+        return None
 
 
 def _facts(config: Config, files: ModelFiles, model: Model) -> Facts:
@@ -176,6 +215,7 @@ def _facts(config: Config, files: ModelFiles, model: Model) -> Facts:
         total_blocks=blocks,
         block_bytes=2 * spec.layers * spec.kv_heads * spec.head_dim * 4 * size,
         cache_seed=hashlib.sha256(model.digest + _MODE).digest()[:16],
+        serves=("prompt_logprobs", "restrictions"),
     )
 
 

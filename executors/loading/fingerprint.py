@@ -1,4 +1,4 @@
-"""A name for the content of a model's files that is cheap to compute: it keeps apart what may not share a prefix cache."""
+"""A cheap name for the content of a model's files: it keeps apart what may not share a prefix cache."""
 
 from __future__ import annotations
 

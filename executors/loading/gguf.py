@@ -41,10 +41,10 @@ def load_gguf(path: Path) -> Model:
         if name not in file.tensors:
             return None
         used.add(name)
-        return _dequantise(file, name)
+        return dequantise(file, name)
 
     factors = read("rope_freqs.weight")
-    spec = _spec(file, architecture, factors)
+    spec = spec_of(file, architecture, factors)
     weights = _weights(spec, read, _INTERLEAVED[architecture])
     check(spec, weights)
     if unused := sorted(file.tensors.keys() - used):
@@ -52,7 +52,9 @@ def load_gguf(path: Path) -> Model:
     return Model(spec, weights, fingerprint([path]))
 
 
-def _spec(file: GgufFile, architecture: str, factors: torch.Tensor | None) -> Spec:
+def spec_of(file: GgufFile, architecture: str, factors: torch.Tensor | None) -> Spec:
+    """The model's shape, from the metadata; `factors` are the file's own RoPE frequency factors, if it has any."""
+
     def get(key: str, default: Any = None) -> Any:
         value = file.metadata.get(f"{architecture}.{key}", default)
         if value is None:
@@ -123,7 +125,8 @@ def split_halves(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def _dequantise(file: GgufFile, name: str) -> torch.Tensor:
+def dequantise(file: GgufFile, name: str) -> torch.Tensor:
+    """A tensor in fp32, in its row-major shape."""
     tensor = file.tensors[name]
     kind = gguf.GGMLQuantizationType(int(tensor.kind))
     rows = file.data(name).reshape(*tensor.shape[:-1], -1)

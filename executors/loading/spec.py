@@ -88,9 +88,9 @@ def check(spec: Spec, weights: Weights) -> None:
             f"{len(unknown)} weights have no place in a {spec.architecture} model, for example {unknown[0]}"
         )
     for name, tensor in weights.items():
-        shape = expected.get(name) or optional[name]
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"weight {name} has shape {tuple(tensor.shape)}, {shape} was expected")
+        wanted = expected.get(name) or optional[name]
+        if tuple(tensor.shape) != wanted:
+            raise ModelError(f"weight {name} has shape {tuple(tensor.shape)}, {wanted} was expected")
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

@@ -6,7 +6,10 @@ the client disconnects, at whatever point, the scope is cancelled, and leaving t
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio
@@ -14,13 +17,13 @@ import msgspec
 from starlette.responses import Response
 
 from octavo.core.client.stream import ClientError, Piece, RequestRefused, Stream
-from octavo.core.messages import Row, Usage
+from octavo.core.messages import Ids, Row, Usage
 from octavo.plugins.openai import sse
 from octavo.plugins.openai.errors import ApiError, failed, from_client
 from octavo.plugins.openai.responses import Total
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from anyio.abc import TaskGroup
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from octavo.plugins.openai.responses import Reply
 
 KEEP_ALIVE_S = 15.0
+LONGEST_MS = 1_000_000_000
 
 News: TypeAlias = tuple[int, Piece | ApiError]
 """A piece and the number of its choice over HTTP, or what ends the whole answer."""
@@ -46,7 +50,15 @@ class Engine(Protocol):
     def health(self) -> Health: ...
 
     async def generate(
-        self, prompt: Prompt, params: Params, *, request_id: str | None, priority: int, trace_id: str
+        self,
+        prompt: Prompt,
+        params: Params,
+        *,
+        request_id: str | None,
+        tenant: str,
+        priority: int,
+        deadline_ns: int | None,
+        trace_id: str,
     ) -> Stream: ...
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool) -> list[int]: ...
@@ -54,21 +66,39 @@ class Engine(Protocol):
     async def detokenize(self, ids: list[int]) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: what the engine is told of the call, and who is told what it cost."""
+
+    request_id: str
+    trace_id: str
+    tenant: str = ""
+    charge: Callable[[int], None] | None = None
+    """Told the tokens of the answer, prompt and output, once it has ended in whatever way."""
+
+
 class Answer(Response):
     """Answers `asked`; several prompts are several requests of the engine, `<id>-<number>`."""
 
-    def __init__(
-        self, engine: Engine, asked: Asked, reply: Reply, request_id: str, trace_id: str, headers: dict[str, str]
-    ) -> None:
+    def __init__(self, engine: Engine, asked: Asked, reply: Reply, caller: Caller, headers: dict[str, str]) -> None:
         self._engine = engine
         self._asked = asked
         self._reply = reply
-        self._request_id = request_id
-        self._trace_id = trace_id
+        self._caller = caller
         self._extra_headers = headers
         self._total = Total()
+        self._deadline_ns = (
+            None if asked.deadline_ms is None else time.monotonic_ns() + min(asked.deadline_ms, LONGEST_MS) * 1_000_000
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            if self._caller.charge is not None:
+                self._caller.charge(self._total.prompt + self._total.so_far)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         error: ApiError | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_disconnected, receive, tasks.cancel_scope)
@@ -88,7 +118,8 @@ class Answer(Response):
     async def _open(self) -> AsyncIterator[Stream]:
         prompts = self._asked.prompts
         for number, prompt in enumerate(prompts):
-            request_id = self._request_id if len(prompts) == 1 else f"{self._request_id}-{number}"
+            own = self._caller.request_id
+            request_id = own if len(prompts) == 1 else f"{own}-{number}"
             try:
                 yield await self._start(prompt, request_id)
             except ClientError as error:
@@ -99,7 +130,13 @@ class Answer(Response):
         if params.max_tokens == 0:
             return await measured(self._engine, prompt, params.n, request_id)
         return await self._engine.generate(
-            prompt, params, request_id=request_id, priority=self._asked.priority, trace_id=self._trace_id
+            prompt,
+            params,
+            request_id=request_id,
+            tenant=self._caller.tenant,
+            priority=self._asked.priority,
+            deadline_ns=self._deadline_ns,
+            trace_id=self._caller.trace_id,
         )
 
     async def _accepted(self, number: int, stream: Stream) -> int:
@@ -133,15 +170,29 @@ class Answer(Response):
         first = number * self._asked.params.n
         with outgoing, suppress(anyio.BrokenResourceError):  # raised once nobody listens: the answer has failed
             try:
+                text = await self._prompt_text(number) if self._asked.echo else ""
+                begun: set[int] = set()
                 async for piece in stream:
-                    await outgoing.send((first + piece.choice, piece))
+                    if self._asked.echo and piece.choice not in begun:
+                        begun.add(piece.choice)
+                        await outgoing.send((first + piece.choice, _echo(piece, text)))
+                    shown = _without_output(piece) if self._asked.scores_only else piece
+                    await outgoing.send((first + piece.choice, shown))
             except ClientError as error:
                 await outgoing.send((first, self._told(number, error)))
 
+    async def _prompt_text(self, number: int) -> str:
+        prompt = self._asked.prompts[number]
+        return await self._engine.detokenize(prompt.ids) if isinstance(prompt, Ids) else getattr(prompt, "text", "")
+
     async def _whole(self, pieces: MemoryObjectReceiveStream[News]) -> dict[str, object]:
-        choices: list[list[Piece]] = [[] for _ in range(len(self._asked.prompts) * self._asked.params.n)]
+        n, shown = self._asked.params.n, self._asked.shown
+        choices: list[list[Piece]] = [[] for _ in range(len(self._asked.prompts) * n)]
         async for number, news in pieces:
             choices[number].append(self._checked(news))
+        if shown < n:
+            groups = [choices[i : i + n] for i in range(0, len(choices), n)]
+            choices = [one for group in groups for one in sorted(group, key=mean_logprob, reverse=True)[:shown]]
         return self._reply.whole(choices, self._total)
 
     async def _events(self, streams: list[Stream], pieces: MemoryObjectReceiveStream[News], send: Send) -> None:
@@ -150,24 +201,25 @@ class Answer(Response):
         begun = False
         try:
             async for news in _with_pauses(pieces):
-                chunks = [] if news is None else self._reply.chunks(news[0], self._checked(news[1]))
+                piece = None if news is None else self._checked(news[1])
                 if not begun:
                     self._raise_refusals(streams)
                     begun = True
                     await self._begin(send)
-                if news is None:
+                if news is None or piece is None:
                     await _write(send, sse.KEEP_ALIVE)
-                for chunk in chunks:
-                    await _write(send, sse.event(chunk))
+                    continue
+                for chunk in self._reply.chunks(news[0], piece):
+                    await self._send_chunk(send, chunk)
         except ApiError as error:
             if not begun:
                 raise
             # Too late for a status: the error is an event, and no [DONE] follows it.
-            await _write(send, sse.event(error.body()), last=True)
+            await _write(send, sse.event(self._reply.failed(error)), last=True)
             return
         if self._asked.include_usage:
             await _write(send, sse.event(self._reply.usage_chunk(self._total)))
-        await _write(send, sse.DONE, last=True)
+        await _write(send, self._reply.done, last=True)
 
     def _raise_refusals(self, streams: list[Stream]) -> None:
         for number, stream in enumerate(streams):
@@ -189,7 +241,32 @@ class Answer(Response):
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         for number in range(len(self._asked.prompts) * self._asked.params.n):
             for chunk in self._reply.opening(number):
-                await _write(send, sse.event(chunk))
+                await self._send_chunk(send, chunk)
+
+    async def _send_chunk(self, send: Send, chunk: dict[str, object]) -> None:
+        if self._asked.continuous_usage:
+            chunk["usage"] = self._total.body_so_far()
+        await _write(send, sse.event(chunk))
+
+
+def mean_logprob(pieces: list[Piece]) -> float:
+    """By which `best_of` chooses: the mean over a choice's output tokens."""
+    values = [entry.logprob for piece in pieces if piece.index >= 0 for entry in piece.logprobs or ()]
+    return sum(values) / len(values) if values else -math.inf
+
+
+def _echo(first: Piece, text: str) -> Piece:
+    """The prompt, as the piece before a choice's first one."""
+    return msgspec.structs.replace(
+        first, index=-1, ids=[], text=text, logprobs=first.prompt_logprobs, finish=None, usage=None
+    )
+
+
+def _without_output(piece: Piece) -> Piece:
+    """Where only the prompt's log-probabilities were asked for."""
+    usage = None if piece.usage is None else msgspec.structs.replace(piece.usage, completion=0)
+    finish = "length" if piece.finish == "stop" else piece.finish
+    return msgspec.structs.replace(piece, ids=[], text="", logprobs=None, usage=usage, finish=finish)
 
 
 async def measured(engine: Engine, prompt: Prompt, n: int, request_id: str) -> Stream:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import secrets
 import socket
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +27,16 @@ from starlette.responses import Response
 
 from octavo.core.client.client import Client
 from octavo.core.messages import Role
+from octavo.core.plugins import PluginError, resolve
 from octavo.core.rundir import read
 from octavo.core.trace.emit import Emitter
+from octavo.plugins.metrics.service import Metrics
 from octavo.plugins.openai.answer import Engine, error_response
+from octavo.plugins.openai.auth import Auth, Keys
 from octavo.plugins.openai.errors import ApiError
+from octavo.plugins.openai.keys import KeysError
 from octavo.plugins.openai.routes import Api
+from octavo.plugins.openai.speech import Manners
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -49,12 +56,18 @@ CANNOT_BIND = 78
 """Exit code (EX_CONFIG): starting this process again will not help."""
 
 
-def build_app(engine: Engine, config: Config) -> Starlette:
-    """The application. Every error it answers with has OpenAI's shape."""
-    api = Api(engine, config.server.max_body_bytes)
+def build_app(engine: Engine, config: Config, metrics: Metrics | None = None) -> Starlette:
+    """The application, with `/metrics` if there are any. Every error it answers with has OpenAI's shape.
+
+    Raises `PluginError`, `KeysError`."""
+    server = config.server
+    name = server.reasoning_parser
+    reasoning = None if name is None else resolve("octavo.reasoning_parser", name)
+    api = Api(engine, config, Manners(resolve("octavo.tool_parser", server.tool_parser), reasoning))
+    keys = Keys(Path(server.keys_file)) if server.keys_file is not None else None
     return Starlette(
-        routes=api.routes(),
-        middleware=[Middleware(RequestId)],
+        routes=[*api.routes(), *([metrics.route()] if metrics else [])],
+        middleware=[Middleware(RequestId), Middleware(Auth, keys=keys)],
         exception_handlers={
             ApiError: _known,
             HTTPException: _http,
@@ -65,8 +78,8 @@ def build_app(engine: Engine, config: Config) -> Starlette:
 
 
 class RequestId:
-    """Gives every request an id, for the engine and the API; a client's own `x-request-id` is its trace id. One of
-    the two is in the answer's header."""
+    """Gives every request an id, for the engine and the API. A client's own `x-request-id` (which comes back in the
+    answer's header) is its trace id, if no W3C `traceparent` says another."""
 
     LONGEST = 200
 
@@ -78,15 +91,25 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         request_id = secrets.token_hex(12)
-        trace_id = Request(scope).headers.get("x-request-id", "")[: self.LONGEST] or request_id
+        headers = Request(scope).headers
+        shown_id = headers.get("x-request-id", "")[: self.LONGEST] or request_id
+        trace_id = trace_of(headers.get("traceparent", "")) or shown_id
         scope.setdefault("state", {}).update(request_id=request_id, trace_id=trace_id)
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = trace_id
+                MutableHeaders(scope=message)["x-request-id"] = shown_id
             await send(message)
 
         await self._app(scope, receive, with_id)
+
+
+def trace_of(traceparent: str) -> str | None:
+    """The trace id in a `traceparent` header (W3C Trace Context, section 3.2); None if it is not valid."""
+    found = re.fullmatch(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?", traceparent.strip())
+    if found is None or not found[1].strip("0") or not found[2].strip("0"):
+        return None
+    return None if traceparent.startswith("00") and found[3] else found[1]
 
 
 async def _known(request: Request, error: Exception) -> Response:
@@ -156,7 +179,10 @@ def bind(config: ServerConfig, port: int) -> socket.socket:
 
 
 def run(config: Config, run_dir: Path, generation: int) -> None:
-    """The gateway actor's life. Exits with `CANNOT_BIND` at once if its address is taken."""
+    """The gateway actor's life. Exits with `CANNOT_BIND` at once if its address is taken, or is not safe."""
+    if (why := unsafe(config.server)) is not None:
+        print(f"octavo: {why}", file=sys.stderr)
+        sys.exit(CANNOT_BIND)
     port = config.server.port or _former_port(run_dir, generation)
     try:
         listener = bind(config.server, port)
@@ -167,6 +193,19 @@ def run(config: Config, run_dir: Path, generation: int) -> None:
     options: dict[str, Any] = {"use_uvloop": True}
     with listener:
         anyio.run(_serve, config, run_dir, generation, listener, backend="asyncio", backend_options=options)
+
+
+def unsafe(server: ServerConfig) -> str | None:
+    """Why nobody should listen there: others could reach it, and everything is open."""
+    if server.keys_file is not None or server.open or server.host == "localhost":
+        return None
+    with suppress(ValueError):  # a name: whoever it is, it may be others
+        if ipaddress.ip_address(server.host).is_loopback:
+            return None
+    return (
+        f"{server.host} can be reached by others, and there are no API keys. Make some (octavo keys new NAME --file "
+        "FILE) and set server.keys_file, or set server.open = true to serve everyone."
+    )
 
 
 def _former_port(run_dir: Path, generation: int) -> int:
@@ -184,7 +223,12 @@ async def _serve(config: Config, run_dir: Path, generation: int, listener: socke
     with Emitter(run_dir, Role.GATEWAY, config.trace, generation=generation) as events:
         connection = Client.connect(run_dir, role=Role.GATEWAY, name=name, address=address, report=events.emit)
         async with connection as client, anyio.create_task_group() as tasks:
-            server = make_server(build_app(client, config))
+            try:
+                metrics = Metrics.of_run(run_dir)
+                server = make_server(build_app(metrics.meter(client), config, metrics))
+            except (PluginError, KeysError) as error:
+                print(f"octavo: {error}", file=sys.stderr)
+                sys.exit(CANNOT_BIND)
             tasks.start_soon(_stop_with_daemon, client, server)
             tasks.start_soon(_beat, client)
             await server.serve(sockets=[listener])

@@ -11,11 +11,13 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from octavo.core.messages import Chat, Ids, Params, Prompt, Sampling, Text
+from octavo.plugins.openai import items, structure
 from octavo.plugins.openai.errors import invalid
 from octavo.plugins.openai.types import (
     ChatBody,
@@ -23,42 +25,28 @@ from octavo.plugins.openai.types import (
     DetokenizeBody,
     Generation,
     Message,
+    ResponsesBody,
     StreamOptions,
     TokenizeBody,
 )
 
-Body = TypeVar("Body", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+Body = TypeVar("Body", ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody)
 
 MAX_PROMPTS = 2048
 COMPLETION_MAX_TOKENS = 16
 """What `/v1/completions` generates where `max_tokens` is absent, as in OpenAI's API."""
 
 NOT_SERVED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "echo": (False,),
     "suffix": ("",),
     "prompt_logprobs": (),
     "use_beam_search": (False,),
-    "min_tokens": (0,),
-    "bad_words": ([],),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
 }
 """Known fields that are not served, with the values that ask for nothing (null always does)."""
 
@@ -77,6 +65,22 @@ class Asked(NamedTuple):
     priority: int
     ignored: list[str]
     """Paths of fields that have no effect."""
+    deadline_ms: int | None = None
+    shown: int = 1
+    """Choices that are shown for each prompt, the best ones where more are generated (`best_of`)."""
+    shows_logprobs: bool = False
+    echo: bool = False
+    """Each choice begins with its prompt."""
+    scores_only: bool = False
+    """What is generated is not shown: `max_tokens: 0` with log-probabilities of the prompt."""
+    continuous_usage: bool = False
+    tools: frozenset[str] = frozenset()
+    """Names of the functions that the model may call."""
+    one_call: bool = False
+    settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    """What a response tells of its request (`/v1/responses`)."""
+    must: structure.Must | None = None
+    """The whole answer is a call, in this form."""
 
 
 class TokenizeAsked(NamedTuple):
@@ -94,26 +98,62 @@ class DetokenizeAsked(NamedTuple):
 
 def chat(body: bytes) -> Asked:
     """`/v1/chat/completions`. Of two limits on the output, `max_completion_tokens` holds: the newer one."""
+    return _chat_asked(parse(body))
+
+
+def responses(body: bytes) -> Asked:
+    """`/v1/responses`: as the chat that asks for the same."""
     raw = parse(body)
+    for name in ("previous_response_id", "conversation", "background", "prompt"):
+        if raw.get(name):
+            raise invalid(name, f"{name} is not served: responses are not stored here", "unsupported_parameter")
+    request, ignored = _convert(raw, ResponsesBody)
+    asked = _chat_asked(items.as_chat(request))
+    return asked._replace(ignored=[*ignored, *asked.ignored], settings=items.settings(request))
+
+
+def _chat_asked(raw: dict[str, Any]) -> Asked:
     request, ignored = _convert(raw, ChatBody)
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only possible with logprobs: true")
-    prompt = conversation(request.messages)
+    prompt = _chat(request)
     ignored += _unknown_in_messages(raw)
+    ignored += [f"tools[{i}].function.strict" for i, tool in enumerate(request.tools or ()) if tool.function.strict]
     limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else -1
-    return _asked(request, [prompt], limit, logprobs, ignored)
+    asked = _asked(request, [prompt], limit, logprobs, ignored)
+    names = frozenset(tool["function"]["name"] for tool in prompt.tools or ())
+    one_call = request.parallel_tool_calls is False
+    must = structure.must_call(request.tool_choice, prompt.tools or [], one_call=one_call)
+    if must is None:
+        return asked._replace(tools=names, one_call=one_call)
+    sampling = asked.params.sampling
+    if sampling.grammar is not None:
+        raise invalid("tool_choice", f"tool_choice and {structure.FIELDS} exclude each other")
+    params = msgspec.structs.replace(asked.params, sampling=msgspec.structs.replace(sampling, grammar=must.grammar))
+    return asked._replace(params=params, tools=names, one_call=one_call, must=must)
 
 
 def completion(body: bytes) -> Asked:
     """`/v1/completions`."""
     request, ignored = _convert(parse(body), CompletionBody)
-    n = request.n or 1
-    if request.best_of is not None and request.best_of != n:
-        raise invalid("best_of", f"best_of is {request.best_of} and n is {n}: only equal values are served")
     limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     logprobs = -1 if request.logprobs is None else request.logprobs
-    return _asked(request, prompts(request.prompt), limit, logprobs, ignored)
+    asked = _asked(request, prompts(request.prompt), limit, logprobs, ignored)
+    params, n = asked.params, request.n or 1
+    most = request.best_of or n
+    if most < n:
+        raise invalid("best_of", f"best_of is {most}, less than n, {n}")
+    if most > n:
+        if asked.stream:
+            raise invalid("best_of", "best_of more than n is not possible with stream: the best is known at the end")
+        sampling = msgspec.structs.replace(params.sampling, logprobs=max(logprobs, 0))
+        params = msgspec.structs.replace(params, n=most, sampling=sampling)
+    if request.echo and logprobs >= 0:
+        sampling = msgspec.structs.replace(params.sampling, prompt_logprobs=logprobs)
+        params = msgspec.structs.replace(params, sampling=sampling, max_tokens=max(limit, 1))
+        asked = asked._replace(scores_only=limit == 0)
+    return asked._replace(params=params, echo=bool(request.echo))
 
 
 def tokenize(body: bytes) -> TokenizeAsked:
@@ -123,7 +163,7 @@ def tokenize(body: bytes) -> TokenizeAsked:
     if (request.prompt is None) == (request.messages is None):
         raise invalid("prompt", "give either prompt or messages")
     if request.messages is not None:
-        prompt: Prompt = conversation(request.messages)
+        prompt: Prompt = Chat(conversation(request.messages))
         ignored += _unknown_in_messages(raw)
     else:
         prompt = Text(request.prompt or "")
@@ -152,7 +192,40 @@ def parse(body: bytes) -> dict[str, Any]:
     return raw
 
 
-def conversation(messages: list[Message]) -> Chat:
+def _chat(request: ChatBody) -> Chat:
+    """The conversation, with the tools that may be used."""
+    turns = conversation(request.messages)
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        raise invalid("continue_final_message", "continue_final_message and add_generation_prompt exclude each other")
+    if continues and (turns[-1]["role"] != "assistant" or turns[-1].get("tool_calls")):
+        raise invalid("continue_final_message", "only a last message of the assistant, without calls, can be continued")
+    return Chat(
+        turns,
+        _tools(request),
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continues=continues,
+        variables=request.chat_template_kwargs or {},
+    )
+
+
+def _tools(request: ChatBody) -> list[dict[str, Any]] | None:
+    """The functions on offer; None if there are none, or none may be called."""
+    tools, choice = request.tools or [], request.tool_choice
+    if choice not in (None, "none") and not tools:
+        raise invalid("tool_choice", "tool_choice says how to use tools, but there are none")
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise invalid("tools", "two tools have the same name")
+    return [_without_null(msgspec.to_builtins(tool)) for tool in tools] if tools and choice != "none" else None
+
+
+def _without_null(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {key: value for key, value in tool["function"].items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def conversation(messages: list[Message]) -> list[dict[str, Any]]:
     """Messages as a chat template takes them, their content flattened to text."""
     turns: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
@@ -163,11 +236,24 @@ def conversation(messages: list[Message]) -> Chat:
         if message.name is not None:
             turn["name"] = message.name
         if message.tool_calls:
-            turn["tool_calls"] = message.tool_calls
+            calls = enumerate(message.tool_calls)
+            turn["tool_calls"] = [_call(call, f"messages[{i}].tool_calls[{k}]") for k, call in calls]
         if message.tool_call_id is not None:
             turn["tool_call_id"] = message.tool_call_id
         turns.append(turn)
-    return Chat(turns)
+    return turns
+
+
+def _call(call: dict[str, Any], path: str) -> dict[str, Any]:
+    """An earlier call; templates take its arguments as an object, the API has them as JSON."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(f"{path}.function", f"{path}.function must be an object with a name")
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # what is no JSON stays as the model wrote it
+            arguments = json.loads(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def prompts(prompt: str | list[Any]) -> list[Prompt]:
@@ -195,11 +281,24 @@ def _asked(request: Generation, prompts: list[Prompt], limit: int | None, logpro
         max_tokens=None if limit is None else min(limit, 2**31 - 1),
         stop=_stops(request.stop),
         stop_ids=tuple(request.stop_token_ids or ()),
+        bad_words=tuple(request.bad_words or ()),
         ignore_eos=bool(request.ignore_eos),
         skip_special_tokens=request.skip_special_tokens is not False,
     )
-    include_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-    return Asked(request.model, prompts, params, stream, include_usage, request.priority or 0, ignored)
+    options = request.stream_options or StreamOptions()
+    return Asked(
+        request.model,
+        prompts,
+        params,
+        stream,
+        bool(options.include_usage),
+        request.priority or 0,
+        ignored,
+        deadline_ms=request.deadline_ms,
+        shown=request.n or 1,
+        shows_logprobs=logprobs >= 0,
+        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+    )
 
 
 def _sampling(request: Generation, logprobs: int) -> Sampling:
@@ -220,7 +319,18 @@ def _sampling(request: Generation, logprobs: int) -> Sampling:
         frequency=_or(request.frequency_penalty, default.frequency),
         seed=-1 if request.seed is None else request.seed & (2**63 - 1),
         logprobs=logprobs,
+        bias=_biases(request.logit_bias or {}),
+        allowed=tuple(request.allowed_token_ids or ()),
+        min_tokens=request.min_tokens or 0,
+        grammar=structure.asked(request),
     )
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    for token in given:
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise invalid("logit_bias", f"logit_bias has the key {token[:40]!r}: it must be a token id")
+    return {int(token): bias for token, bias in given.items()}
 
 
 def _or(value: float | None, default: float) -> float:

@@ -13,19 +13,28 @@ RETRY_AFTER_S = "1"
 class ApiError(Exception):
     """What a client is told instead of an answer. `param` names the field that was wrong."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self._headers = headers or {}
 
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self._type(), "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         busy = self.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-        return {"retry-after": RETRY_AFTER_S} if busy else {}
+        return {**({"retry-after": RETRY_AFTER_S} if busy else {}), **self._headers}
 
     def _type(self) -> str:
         if self.status == HTTPStatus.TOO_MANY_REQUESTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from http import HTTPStatus
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -13,37 +13,51 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.core.client.stream import ClientError
-from octavo.plugins.openai import decode
-from octavo.plugins.openai.answer import Answer, Engine
+from octavo.plugins.openai import decode, spec
+from octavo.plugins.openai.answer import Answer, Caller, Engine
 from octavo.plugins.openai.errors import ApiError, from_client
 from octavo.plugins.openai.responses import About, ChatReply, CompletionReply
+from octavo.plugins.openai.responses_api import ResponsesReply
 
 if TYPE_CHECKING:
+    from octavo.core.config.schema import Config
     from octavo.core.messages import Facts
     from octavo.plugins.openai.decode import Asked
+    from octavo.plugins.openai.speech import Manners
 
 IGNORED_HEADER = "x-octavo-ignored-fields"
 IGNORED_SHOWN = 20
 
 
+Kind: TypeAlias = type[ChatReply | CompletionReply | ResponsesReply]
+
+
 class Api:
     """The endpoints over one engine."""
 
-    def __init__(self, engine: Engine, max_body_bytes: int) -> None:
+    def __init__(self, engine: Engine, config: Config, manners: Manners) -> None:
         self._engine = engine
-        self._max_body_bytes = max_body_bytes
+        self._config = config
+        self._manners = manners
+        self._max_body_bytes = config.server.max_body_bytes
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
         return [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{id:path}", self.model, methods=["GET"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
+            Route("/ping", self.ping, methods=["GET", "POST"]),
             Route("/version", self.version, methods=["GET"]),
+            Route("/server_info", self.server_info, methods=["GET"]),
+            Route("/model_info", self.model_info, methods=["GET"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/openapi.json", self.openapi, methods=["GET"]),
         ]
 
     async def chat(self, request: Request) -> Response:
@@ -53,6 +67,10 @@ class Api:
     async def completions(self, request: Request) -> Response:
         asked = decode.completion(await self._body(request))
         return self._answer(request, asked, CompletionReply)
+
+    async def responses(self, request: Request) -> Response:
+        asked = decode.responses(await self._body(request))
+        return self._answer(request, asked, ResponsesReply)
 
     async def models(self, request: Request) -> Response:
         facts = self._facts()
@@ -91,10 +109,52 @@ class Api:
             raise _unavailable(health.reason)
         return _json({"status": "ok"})
 
+    async def ping(self, request: Request) -> Response:
+        """This process lives; whether a step can run is for `health` to say."""
+        return Response()
+
+    async def server_info(self, request: Request) -> Response:
+        facts = self._facts()
+        return _json(
+            {
+                "version": metadata.version("octavo"),
+                "model_id": facts.model_id,
+                "context": facts.context,
+                "kv_tokens": facts.total_blocks * facts.block_size,
+                "block_size": facts.block_size,
+                "max_sequences": self._config.scheduler.max_sequences,
+                "chunk_budget": self._config.scheduler.chunk_budget,
+                "policies": msgspec.to_builtins(self._config.policies),
+                "executor": self._config.executor.kind,
+            }
+        )
+
+    async def model_info(self, request: Request) -> Response:
+        facts = self._facts()
+        return _json(
+            {
+                "model_path": facts.model_id,
+                "served_model_name": facts.model_id,
+                "is_generation": True,
+                "max_model_len": facts.context,
+                "vocab_size": facts.vocab_size,
+            }
+        )
+
+    async def openapi(self, request: Request) -> Response:
+        return _json(spec.document(metadata.version("octavo")))
+
+    async def embeddings(self, request: Request) -> Response:
+        facts = self._facts()
+        message = f"{facts.model_id!r} generates text; embeddings are not served"
+        raise ApiError(HTTPStatus.BAD_REQUEST, message, param="model", code="unsupported_endpoint")
+
     async def version(self, request: Request) -> Response:
         return _json({"version": metadata.version("octavo")})
 
-    def _answer(self, request: Request, asked: Asked, kind: type[ChatReply | CompletionReply]) -> Response:
+    def _answer(
+        self, request: Request, asked: Asked, kind: type[ChatReply | CompletionReply | ResponsesReply]
+    ) -> Response:
         facts = self._facts()
         self._check_model(asked.model, facts)
         request_id: str = request.state.request_id
@@ -104,13 +164,15 @@ class Api:
             model=facts.model_id,
             fingerprint=f"fp_{metadata.version('octavo')}_{facts.cache_seed.hex()[:10]}",
         )
-        reply = kind(about, include_usage=asked.include_usage)
-        return Answer(self._engine, asked, reply, request_id, request.state.trace_id, _ignored(asked.ignored))
+        reply = kind(about, asked, self._manners)
+        state = request.state
+        caller = Caller(request_id, state.trace_id, state.tenant, state.charge)
+        return Answer(self._engine, asked, reply, caller, _ignored(asked.ignored))
 
     async def _body(self, request: Request) -> bytes:
         """The body, if it is JSON and not too large."""
         kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind not in ("application/json", "application/x-www-form-urlencoded"):  # the latter is curl's habit
             message = f"the body must be application/json, not {kind[:80]!r}"
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, code="unsupported_media_type")
         body = bytearray()

@@ -17,5 +17,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def event(data: Any) -> bytes:
-    """One object as one event; JSON has no line breaks of its own."""
-    return b"data: " + _encoder.encode(data) + b"\n\n"
+    """One object as one event, named by its type if it has one; JSON has no line breaks of its own."""
+    name = b"event: " + data["type"].encode() + b"\n" if "type" in data else b""
+    return name + b"data: " + _encoder.encode(data) + b"\n\n"

@@ -6,7 +6,7 @@ as if it were absent, as in OpenAI's API. Knows nothing of HTTP or the engine.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -20,6 +20,8 @@ Stops: TypeAlias = str | Annotated[list[str], Meta(max_length=16)]
 
 class StreamOptions(Struct, kw_only=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Usage so far in every chunk; only together with `include_usage`."""
 
 
 class Message(Struct, kw_only=True):
@@ -30,6 +32,28 @@ class Message(Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+
+
+class JsonSchema(Struct, kw_only=True):
+    name: str
+    schema: dict[str, Any] | bool = True
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Structured(Struct, kw_only=True):
+    """What vLLM's clients send: one of them."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class Generation(Struct, kw_only=True):
@@ -52,14 +76,64 @@ class Generation(Struct, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = None
+    deadline_ms: Annotated[int, Meta(ge=1)] | None = None
+    """By when it should be done, from its arrival on: the scheduler's policies see it."""
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[str], Meta(max_length=128)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Structured | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    guided_grammar: str | None = None
+
+
+class Function(Struct, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, kw_only=True):
+    type: Literal["function"]
+    function: Function
 
 
 class ChatBody(Generation, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """The answer goes on with the last message, which is the assistant's."""
+    chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class ResponsesBody(Struct, kw_only=True):
+    """What a response may be asked for; its parts become those of a chat (see `items`)."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    """Nothing is stored, whatever this says: the answer tells so."""
 
 
 class CompletionBody(Generation, kw_only=True):
@@ -68,6 +142,7 @@ class CompletionBody(Generation, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
 
 
 class TokenizeBody(Struct, kw_only=True):

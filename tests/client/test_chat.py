@@ -90,17 +90,20 @@ def test_it_says_what_is_wrong(ghost: Daemon) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_conversation_whose_long_answer_is_interrupted(ghost: Daemon) -> None:
-    with terminal(ghost, "--temperature", "0") as (screen, process):
-        screen.until("> ")
-        screen.type("tell me everything\n")
-        screen.until(answer(ghost, "tell me everything", 20))
-        process.send_signal(signal.SIGINT)
-        screen.until("…")
-        screen.until("> ")
-        eventually("nothing runs", lambda: ghost.actors()["scheduler"].stats.get("running") == 0)
-        screen.type("/exit\n")
-        assert process.wait(PATIENCE_S) == 0
+def test_a_conversation_whose_long_answer_is_interrupted() -> None:
+    with daemon("model.context=400000", "kv.tokens=400000") as endless:  # it does not end before we interrupt it
+        endless.wait_ready()
+        begun = answer(endless, "tell me everything", 20)
+        with terminal(endless, "--temperature", "0") as (screen, process):
+            screen.until("> ")
+            screen.type("tell me everything\n")
+            screen.until(begun)
+            process.send_signal(signal.SIGINT)
+            screen.until("…")
+            screen.until("> ")
+            eventually("nothing runs", lambda: endless.actors()["scheduler"].stats.get("running") == 0)
+            screen.type("/exit\n")
+            assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_client_that_was_silent_for_too_long_goes_on_where_it_was(ghost: Daemon) -> None:

@@ -20,7 +20,8 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_printed_document_is_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = ["kv.tokens=64", 'model.name=ü "7"', "policies.options.eviction.x={a=[1, {b=true}]}", "trace.steps=false"]
+    sets = ["kv.tokens=64", 'model.name=ü "7"', "policies.batching=scored", "trace.steps=false"]
+    sets += ["policies.options.batching.filters=['fits']", "policies.options.batching.scores={age=1, prefix=2.5}"]
     assert main(["config", *(word for one in sets for word in ("--set", one))]) == 0
     printed = capsys.readouterr().out
     file = tmp_path / "printed.toml"

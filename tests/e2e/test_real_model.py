@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -188,7 +189,8 @@ def test_the_trace_of_a_request_adds_up(served: Daemon, official: openai.OpenAI)
 
     def life() -> list[dict[str, Any]]:
         events = request_life(served.run_dir, request_id)
-        return events if any(event["event"] == "request.delivered" for event in events) else []
+        whole = {"request.finished", "request.delivered"} <= {event["event"] for event in events}
+        return events if whole else []
 
     events = eventually("the whole trace", life)
     at = {event["event"].removeprefix("request."): int(event["ts_ns"]) for event in reversed(events)}
@@ -208,3 +210,9 @@ def test_the_trace_of_a_request_adds_up(served: Daemon, official: openai.OpenAI)
     assert found["request.first_token"]["since_queued_ns"] < finished["since_queued_ns"]
     delivered = found["request.delivered"]["since_received_ns"]
     assert delivered > finished["since_queued_ns"]
+
+
+def test_only_the_executor_has_torch(served: Daemon) -> None:
+    mapped = {role: b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes() for role, pid in served.pids().items()}
+    assert mapped == {role: role == "executor" for role in mapped}
+    assert len(mapped) == 6

@@ -73,7 +73,7 @@ class Driver:
         choice: int = 0,
         warm: Sequence | None = None,
     ) -> Sequence:
-        """A residency from the next step on. `warm` lends its full blocks as far as its computed tokens are the same."""
+        """A residency from the next step on. `warm` lends its full blocks as far as its tokens are the same."""
         sequence = self._sequence(ids, len(ids) if prompt_len is None else prompt_len, sampling)
         if warm is not None:
             same = next(
@@ -119,7 +119,11 @@ class Driver:
             0,
             self._steps,
             0,
-            *[EMPTY] * 5,
+            EMPTY,
+            EMPTY,
+            EMPTY,
+            EMPTY,
+            EMPTY,
             col([s.slot for s in self._released]),
             col([s.open_id for s in self._released]),
             self._opens,

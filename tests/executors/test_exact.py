@@ -34,7 +34,7 @@ NEW = 4
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_schedule_gives_what_a_sequence_gives_alone(tiny: Maker, seed: int) -> None:
-    """Random chunks, mixes, block sizes, preemptions and warm starts; some sequences sampled, with log-probabilities."""
+    """Random chunks, mixes, block sizes, preemptions and warm starts; greedy and sampled, with log-probabilities."""
     draw = random.Random(seed)
     driver = Driver(tiny(block_size=draw.choice([1, 3, 16]), tokens=4096), seed)
     lengths = [draw.choice([1, 2, 17, 40, 70, 150]) for _ in range(draw.randint(1, 5))]

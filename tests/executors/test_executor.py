@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_what_cannot_be_loaded_says_why(tiny_folder: Path, path: str, tokens: in
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> CpuExecutor:
     """Token 40 is infinite."""
     folder = tmp_path_factory.mktemp("models") / "poisoned"
-    model = save_tiny(folder)
+    model: Any = save_tiny(folder)
     with torch.no_grad():
         model.get_input_embeddings().weight[40] = torch.inf
     model.save_pretrained(folder)

@@ -37,7 +37,8 @@ def save(model: PreTrainedModel, folder: Path, **how: Any) -> PreTrainedModel:
             scale = 0.5 if "norm" in name else 0.2
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale + ("norm" in name))
     model.save_pretrained(folder, **how)
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def save_tiny(folder: Path, **changes: Any) -> PreTrainedModel:

@@ -52,6 +52,7 @@ def simpler(setup: Setup) -> Iterator[Setup]:
         yield replace(setup, crashes=tuple(c for c in setup.crashes if c is not crash))
     plain = (
         replace(setup, odd_policies=False),
+        replace(setup, policies=()),
         replace(setup, forks=False),
         replace(setup, cancels=False),
         replace(setup, stops=False),

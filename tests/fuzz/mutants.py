@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant("a resume does not repeat what was missed", INTAKE, "                rows.add(sequence, have, missing, sequence.logprobs_from(have))", "                pass"),
     Mutant("a resume does not say what has ended", INTAKE, '                rows.end(sequence, sequence.finish, "")', "                pass"),
     Mutant("a forked child waits for a parent that ended", BOOK, "                    self.ask_match(other)", "                    pass"),
-    Mutant("a preempted sequence is not matched again", STEPS, "            for sequence in planner.sent_back:\n                book.ask_match(sequence)", "            pass"),
-    Mutant("a finished sequence keeps its slot", BOOK, "            self._planner.release(sequence.slot)\n            sequence.slot = -1", "            sequence.slot = -1"),
+    Mutant("a preempted sequence is not matched again", STEPS, "            for sequence in planner.room.sent_back:\n                book.ask_match(sequence)", "            pass"),
+    Mutant("a finished sequence keeps its slot", BOOK, "            self._room.release(sequence.slot)\n            sequence.slot = -1", "            sequence.slot = -1"),
     Mutant("commits come a token late and go astray", STEPS, "sequence.tokens[committed:])", "sequence.tokens[committed + 1 :])"),
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 
 from octavo.core.config.schema import PolicyConfig
 from octavo.core.kv.core import KvCore
@@ -29,6 +30,7 @@ from octavo.core.messages import (
     Message,
     PeerDown,
     PeerUp,
+    PromptLogprobs,
     Refused,
     Role,
     Sampling,
@@ -42,15 +44,18 @@ from octavo.core.messages import (
     decode,
     encode,
 )
+from octavo.core.plugins import installed
 from octavo.core.policy import Policies, PolicyHost, load_policies
+from octavo.core.policy.load import METHODS
 from octavo.core.scheduler.core import SchedulerCore
 from octavo.core.trace.catalogue import KvLeak, KvOverdraft, PolicyRejected
-from octavo.executors.ghost import GhostExecutor, next_token, prefix_hashes
-from octavo.policies.contract import Floats, Ints, Leaves, Running, Selection, Step, Waiting
+from octavo.executors.ghost import GhostExecutor, next_token, prefix_hashes, prompt_logprob
+from octavo.policies.contract import NEVER, Floats, Ints, Leaves, Running, Selection, Step, Waiting
 
 S, K, E, T = Role.SCHEDULER, Role.KV, Role.EXECUTOR, Role.TOKENIZER
 LINKS = [(T, S), (S, K), (K, E), (E, S), (K, S), (S, T)]
 EOS_ONE_IN = 24
+POLICIES = {group: installed(f"octavo.{group}") for group in METHODS if group != "speculation"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ class Setup:
     cancels: bool = True
     stops: bool = True
     odd_policies: bool = False
+    policies: tuple[tuple[str, str], ...] = ()
+    """(group, name) of built-in policies beside the default ones."""
 
     @staticmethod
     def draw(seed: int) -> Setup:
@@ -86,6 +93,7 @@ class Setup:
             drafts=r.choice([0, 0, 2]),
             crashes=r.choice([(), (), (S,), (K,), (E,), (T,), (S, K, E, T)]),
             odd_policies=r.random() < 0.3,
+            policies=tuple((group, r.choice(names)) for group, names in POLICIES.items() if r.random() < 0.4),
         )
 
 
@@ -101,7 +109,10 @@ class Asked:
     stop_ids: list[int]
     stop_at: int | None
     """Output index at which the stand-in for a stop string ends choice 0."""
+    deadline_ns: int | None = None
     cancelled: bool = False
+    prompt_known: int = -1
+    """The attempt for which the log-probabilities of its prompt have come."""
     refused: str = ""
     attempt: int = 0
     journals: list[list[int]] = field(default_factory=list)
@@ -138,7 +149,15 @@ class OddPolicies:
         self._rng.shuffle(order)
         admit = col(order[: self._rng.randint(0, len(order))])
         mask = np.asarray([self._rng.random() < 0.8 for _ in range(len(running))], dtype=np.bool_)
-        return Selection(admit, self._rng.choice(["stop", "skip"]), mask)
+        rest = order[len(admit) :]
+        return Selection(
+            admit,
+            self._rng.choice(["stop", "skip"]),
+            mask,
+            preempt=col(self._rng.sample(range(len(running)), self._rng.randint(0, len(running)))),
+            refuse=col(rest[: self._rng.randint(0, len(rest))]),
+            wake_ns=self._rng.choice([None, None, step.now_ns + 5_000, NEVER]),
+        )
 
     def split(self, step: Step, remaining: Ints, decode_tokens: int) -> Ints:
         room = max(0, step.chunk_budget - decode_tokens)
@@ -169,6 +188,7 @@ class World:
         self.rng = random.Random(setup.seed * 7919 + 1)
         self.seen: Counter[str] = Counter()
         self.now = 1_000
+        self.wakeup_ns: int | None = None
         self.gens = {S: 1, K: 1, E: 1, T: 1}
         """Generation of each state, as of the last topology that all have acknowledged."""
         self.queues: dict[tuple[Role, Role], deque[tuple[int, int, tuple[bytes, ...]]]] = {
@@ -195,7 +215,7 @@ class World:
             cache_seed=b"",
         )
         odd = OddPolicies(self.rng, setup.drafts)
-        built_in = load_policies(PolicyConfig())
+        built_in = load_policies(replace_fields(PolicyConfig(), **dict(setup.policies)))
         self.policies = (
             Policies(odd, odd, odd, odd, odd, built_in.names)
             if setup.odd_policies
@@ -270,6 +290,8 @@ class World:
             assert not any(isinstance(e, KvLeak | KvOverdraft | PolicyRejected) for e in outputs.events), outputs.events
             for event in outputs.events:
                 self.seen[type(event).__name__] += 1
+            if role is S:
+                self.wakeup_ns = outputs.wakeup_ns
             for out in outputs.messages:
                 parts = (message, out.message) if isinstance(out.message, StepBind) else (out.message,)
                 self.send(role, out.role, *parts)
@@ -317,7 +339,8 @@ class World:
             shared[: r.choice([4, 8, 10])] if r.random() < 0.6 else [r.randint(1, 2) for _ in range(r.choice([0, 4]))]
         )
         ids = head + [r.randint(1, 3) for _ in range(r.randint(1, 6))]
-        sampling = Sampling(temperature=r.choice([0.0, 1.0]), seed=r.randint(0, 3))
+        asks_prompt = 0 if random.Random(self.submitted + setup.seed).random() < 0.25 else -1
+        sampling = Sampling(temperature=r.choice([0.0, 1.0]), seed=r.randint(0, 3), prompt_logprobs=asks_prompt)
         max_tokens = r.choice([1, 2, 5, 12, 24])
         n = r.choice([1, 1, 1, 3]) if setup.forks else 1
         stop_at = r.randint(0, 6) if setup.stops and r.random() < 0.2 else None
@@ -326,6 +349,7 @@ class World:
         request_id = f"r{self.submitted}"
         self.submitted += 1
         asked = Asked(request_id, ids, n, sampling, max_tokens, [257], stop_at)
+        asked.deadline_ns = self.now + r.choice([1, 10_000]) if r.random() < 0.2 else None
         asked.journals = [[] for _ in range(n)]
         asked.ended = [""] * n
         self.asked[request_id] = asked
@@ -345,8 +369,8 @@ class World:
             max_tokens=asked.max_tokens,
             stop_ids=asked.stop_ids,
             tenant="",
-            priority=0,
-            deadline_ns=None,
+            priority=self.rng.choice([0, 0, 1]),
+            deadline_ns=asked.deadline_ns,
             namespace=b"n",
             received_ns=self.now,
             trace_id="",
@@ -368,6 +392,9 @@ class World:
                 asked.refused = message.code
             return
         assert isinstance(message, Deltas)
+        for prompt in message.prompts:
+            if prompt.handle in self.handles:
+                self.check_prompt(self.asked[self.handles[prompt.handle]], prompt)
         at = 0
         columns = (message.handle, message.choice, message.attempt, message.index, message.n)
         for handle, choice, attempt, index, n in zip(*(c.tolist() for c in columns), strict=True):
@@ -380,6 +407,10 @@ class World:
                 continue
             journal = asked.journals[choice]
             assert index == len(journal), f"{asked.request_id}: row at {index}, journal has {len(journal)}"
+            if index == 0 and asked.sampling.prompt_logprobs >= 0 and len(asked.ids) > 1:
+                assert asked.prompt_known == attempt, (
+                    f"{asked.request_id}: output before its prompt's log-probabilities"
+                )
             journal += tokens
             if choice == 0 and asked.stop_at is not None and len(journal) > asked.stop_at:
                 del journal[asked.stop_at + 1 :]
@@ -391,6 +422,14 @@ class World:
             asked = self.asked[self.handles[end.handle]]
             if end.attempt == asked.attempt and not asked.done and not asked.ended[end.choice]:
                 asked.ended[end.choice] = end.reason
+
+    def check_prompt(self, asked: Asked, prompt: PromptLogprobs) -> None:
+        """Every token of the prompt but the first, each once, whatever was cached, cut, preempted or lost."""
+        hashes = prefix_hashes(asked.ids)
+        expected = [prompt_logprob(h, token) for h, token in zip(hashes, asked.ids[1:], strict=False)]
+        assert prompt.entries == expected, f"{asked.request_id}: wrong log-probabilities of its prompt"
+        self.seen["prompt with log-probabilities"] += 1
+        asked.prompt_known = prompt.attempt
 
     def cancel_one(self) -> None:
         live = [a for a in self.asked.values() if not a.done]
@@ -494,14 +533,20 @@ class World:
         self.seen["evictions"] += pool.evicted
 
     def _wake(self) -> bool:
-        """Nothing moves: let the time pass that the scheduler waits for orphans, if it does."""
-        if not any(r.orphan for r in self.scheduler._book.requests.values()):
+        """Nothing moves: let the time pass until the scheduler wants to be woken, if it does."""
+        if self.wakeup_ns is None:
             return False
-        self.now += 20_000_000_000
+        self.now = max(self.now, self.wakeup_ns)
+        self.seen["wake-up"] += 1
         self.handle(S, [Tick()])
         return True
 
     def check_answer(self, asked: Asked) -> None:
+        if asked.refused == "deadline":
+            assert asked.deadline_ns is not None
+            assert not any(asked.journals), f"{asked.request_id} was refused after it had begun"
+            self.seen["refused for its deadline"] += 1
+            return
         if asked.refused:
             pool = self.setup.blocks * self.setup.block_size
             assert asked.refused == "never_fits", asked.refused

@@ -33,6 +33,8 @@ class FakeEngine:
         self.streams: dict[str, Stream] = {}
         self.cancelled: list[str] = []
         self.trace_ids: list[str] = []
+        self.tenants: list[str] = []
+        self.deadlines: list[int | None] = []
         self.facts: Facts | None = Facts(
             model_id="m",
             context=CONTEXT,
@@ -47,13 +49,23 @@ class FakeEngine:
         return Health(self.unavailable is None, self.unavailable or "")
 
     async def generate(
-        self, prompt: Prompt, params: Params, *, request_id: str | None, priority: int, trace_id: str
+        self,
+        prompt: Prompt,
+        params: Params,
+        *,
+        request_id: str | None,
+        tenant: str,
+        priority: int,
+        deadline_ns: int | None,
+        trace_id: str,
     ) -> Stream:
         if self.unavailable is not None:
             raise ServiceUnavailable(self.unavailable)
         assert request_id is not None
         assert priority == 0
         self.trace_ids.append(trace_id)
+        self.tenants.append(tenant)
+        self.deadlines.append(deadline_ns)
         self.seen.append((request_id, prompt, params))
         stream = self.streams[request_id] = Stream(request_id, params.n, self._left)
         ids = self._ids(prompt)
@@ -62,14 +74,15 @@ class FakeEngine:
             return stream
         stream.accept(len(ids))
         if not self.silent:
-            self.play(stream, params, len(ids))
+            self.play(stream, params, ids)
         return stream
 
     def _left(self, request_id: str) -> None:
         if not self.streams[request_id].complete:
             self.cancelled.append(request_id)
 
-    def play(self, stream: Stream, params: Params, prompt_tokens: int) -> None:
+    def play(self, stream: Stream, params: Params, ids: list[int]) -> None:
+        """Choice k's tokens have the log-probability -(k + 1) / 2, the prompt's -1/8."""
         limit = len(self.answer) if params.max_tokens is None else min(params.max_tokens, len(self.answer))
         for i in range(limit):
             for choice in range(params.n):
@@ -78,11 +91,13 @@ class FakeEngine:
                     return
                 last = i == limit - 1
                 finish = None if not last else "stop" if limit == len(self.answer) else "length"
-                usage = Usage(prompt_tokens, limit, 4) if last else None
+                usage = Usage(len(ids), limit, 4) if last else None
                 character = self.answer[i]
-                entry = TextLogprob(character, character.encode(), -0.5, [(character, character.encode(), -0.5)])
-                logprobs = [entry] if params.sampling.logprobs >= 0 else None
-                stream.feed(Row(stream.request_id, choice, 0, i, [i], character, finish, "", usage, logprobs))
+                logprobs = [_entry(character, -(choice + 1) / 2)] if params.sampling.logprobs >= 0 else None
+                prompt = None
+                if params.sampling.prompt_logprobs >= 0 and i == 0:
+                    prompt = [_entry(chr(token), -0.125) for token in ids]
+                stream.feed(Row(stream.request_id, choice, 0, i, [i], character, finish, "", usage, logprobs, prompt))
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
         assert add_special_tokens
@@ -99,8 +114,8 @@ class FakeEngine:
                 return list(text.encode())
             case Ids(ids):
                 return ids
-            case Chat(messages):
-                return list("".join(turn["content"] for turn in messages).encode())
+            case Chat():
+                return list("".join(turn["content"] for turn in prompt.messages).encode())
 
     async def until(self, request_id: str) -> None:
         """Wait until this request is cancelled."""
@@ -114,6 +129,10 @@ class FakeEngine:
 
     def fail(self, error: ClientError) -> None:
         self.streams[self.only_request()].fail(error)
+
+
+def _entry(character: str, logprob: float) -> TextLogprob:
+    return TextLogprob(character, character.encode(), logprob, [(character, character.encode(), logprob)])
 
 
 @pytest.fixture

@@ -95,6 +95,28 @@ def test_the_official_client(served: Daemon) -> None:
         assert refused.value.code == "context_length_exceeded"
 
 
+def test_echo_scores_the_whole_prompt_cached_or_not(served: Daemon) -> None:
+    """Several chunks long; the second time all of it is in the prefix tree, and the scores are the same."""
+    prompt = [97 + i * i % 26 for i in range(300)]
+    with openai.OpenAI(base_url=f"{address(served)}/v1", api_key="none", max_retries=0, timeout=30) as client:
+
+        def scores(**fields: Any) -> list[Any]:
+            answer = client.completions.create(model="ghost", prompt=prompt, temperature=0, max_tokens=2, **fields)
+            assert all(choice.text.startswith(bytes(prompt).decode()) for choice in answer.choices)
+            assert [choice.logprobs for choice in answer.choices] == [answer.choices[0].logprobs] * len(answer.choices)
+            return [] if answer.choices[0].logprobs is None else answer.choices[0].logprobs.token_logprobs or []
+
+        cold = scores(echo=True, logprobs=1)
+        assert len(cold) == 302
+        assert cold[0] is None
+        assert len(set(cold[1:300])) > 100, "the ghost's scores differ from token to token"
+        assert scores(echo=True, logprobs=1, n=3) == cold
+        assert scores(echo=True) == []
+        with pytest.raises(openai.BadRequestError, match="grammar") as refused:
+            client.completions.create(model="ghost", prompt="x", extra_body={"guided_regex": "a"})
+        assert refused.value.code == "unsupported_parameter"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_disconnects_leaves_nothing_running(served: Daemon, stream: bool) -> None:
     body = {**LONG, "max_tokens": 3900, "n": 2, "stream": stream}

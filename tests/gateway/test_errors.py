@@ -13,6 +13,7 @@ from octavo.core.client.stream import RequestRefused
 pytestmark = pytest.mark.anyio
 
 USER = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 
@@ -63,10 +64,30 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"1": 2}}, "logit_bias"),
-        ({"min_tokens": 3}, "min_tokens"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "search", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": "often"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [TOOL], "guided_regex": "a"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": [""]}, "guided_choice"),
+        ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"deadline_ms": 0}, "deadline_ms"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
 async def test_a_wrong_chat_field(http: httpx.AsyncClient, engine: Any, fields: dict[str, Any], param: str) -> None:
@@ -93,8 +114,11 @@ async def test_a_wrong_chat_field(http: httpx.AsyncClient, engine: Any, fields: 
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "a", "logprobs": 6}, "logprobs"),
         ({"prompt": "a", "logprobs": True}, "logprobs"),
-        ({"prompt": "a", "best_of": 2}, "best_of"),
-        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": "a", "best_of": 2, "n": 3}, "best_of"),
+        ({"prompt": "a", "best_of": 21}, "best_of"),
+        ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
+        ({"prompt": "a", "echo": "yes"}, "echo"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
     ],
 )
@@ -181,11 +205,11 @@ async def test_what_the_scheduler_refuses_after_it_was_accepted_has_the_status_t
 ) -> None:
     play = engine.play
 
-    def refuse_the_second(stream: Any, params: Any, prompt_tokens: int) -> None:
+    def refuse_the_second(stream: Any, params: Any, ids: list[int]) -> None:
         if stream.request_id.endswith("-1"):
             stream.fail(RequestRefused("prompt", "never fits", "never_fits"))
         else:
-            play(stream, params, prompt_tokens)
+            play(stream, params, ids)
 
     monkeypatch.setattr(engine, "play", refuse_the_second)
     known = error(await http.post(COMPLETION, json={"prompt": ["a", "b"], "stream": stream}), 400)

@@ -69,7 +69,7 @@ def test_a_requests_life_reads_in_order_and_its_times_add_up(service: Daemon) ->
     token = first["request.first_token"]
     assert 0 < first["request.admitted"]["waited_ns"] <= token["since_queued_ns"]
     assert token["since_queued_ns"] <= first["request.finished"]["since_queued_ns"]
-    told = octavo("trace", "show", "life", "--run", str(service.run_dir))
+    told = octavo("trace", "show", "life", "--events", "--run", str(service.run_dir))
     assert told.returncode == 0
     assert len(told.stdout.splitlines()) == len(events)
     assert "first_token" in told.stdout

@@ -35,15 +35,25 @@ from octavo.core.scheduler.core import SchedulerCore
 from octavo.core.scheduler.intake import ORPHAN_NS
 
 M = TypeVar("M")
+PLAIN = PolicyConfig()
 EOS = 2
 
 
 class Scheduler:
     """A scheduler with blocks of four tokens, and stand-ins for its peers that answer when told to."""
 
-    def __init__(self, *, blocks: int = 64, depth: int = 2, slots: int = 4, budget: int = 16, **more: Any) -> None:
+    def __init__(
+        self,
+        *,
+        blocks: int = 64,
+        depth: int = 2,
+        slots: int = 4,
+        budget: int = 16,
+        policies: PolicyConfig = PLAIN,
+        **more: Any,
+    ) -> None:
         self.core = SchedulerCore(
-            host=PolicyHost(load_policies(PolicyConfig())),
+            host=PolicyHost(load_policies(policies)),
             generation=1,
             slots=slots,
             block_size=4,
@@ -242,6 +252,16 @@ def test_the_youngest_gives_way_and_the_oldest_never_does() -> None:
         s.ack(plan, free=8 - int(s.core._slots.blocks[s.core._slots.active].sum()))
         s.result(plan)
     assert {e.request_id for e in s.named("RequestPreempted")} == {"young"}
+
+
+def test_a_draft_is_given_up_rather_than_waiting_for_a_block() -> None:
+    s = Scheduler(depth=1, policies=PolicyConfig(speculation="fixed"))
+    s.ask(prompt=7, max_tokens=10)
+    first = s.plans.pop(0)
+    s.ack(first, free=0)
+    s.result(first)
+    (plan,) = s.plans
+    assert (plan.n.tolist(), plan.start_or_cap.tolist()) == ([1], [8])  # two full blocks, and no third one
 
 
 def test_a_stop_string_ends_a_choice_at_its_index() -> None:

@@ -121,7 +121,8 @@ def test_every_entry_point_resolves(group: str, name: str) -> None:
 
 
 def test_an_unknown_part_is_answered_with_what_is_installed() -> None:
+    installed = ", ".join(sorted(ENTRY_POINTS["octavo.executor"]))
     with pytest.raises(
-        plugins.PluginError, match=r"no octavo.executor plugin is called 'quantum'; installed: cpu, ghost"
+        plugins.PluginError, match=f"no octavo.executor plugin is called 'quantum'; installed: {installed}"
     ):
         plugins.resolve("octavo.executor", "quantum")

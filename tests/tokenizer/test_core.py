@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.client.journal import Journal, Verdict
+from octavo.core.grammar import GrammarError
 from octavo.core.machine import Outputs
 from octavo.core.messages import (
     Accepted,
@@ -27,11 +29,13 @@ from octavo.core.messages import (
     End,
     Enqueue,
     Facts,
+    Grammar,
     Ids,
     Params,
     PeerDown,
     PeerUp,
     Prompt,
+    PromptLogprobs,
     Refused,
     Role,
     Row,
@@ -65,6 +69,7 @@ def facts(vocabulary: Vocabulary, context: int = CONTEXT) -> Facts:
         total_blocks=100,
         block_bytes=1,
         cache_seed=b"weights",
+        serves=("restrictions",),
     )
 
 
@@ -560,3 +565,96 @@ def test_prefixes_are_shared_within_a_tenant_and_a_model_only() -> None:
     spaces = {cache_namespace(tenant, seed) for tenant in ("", "a", "ab") for seed in (b"", b"b", b"w")}
     assert len(spaces) == 9
     assert {len(space) for space in spaces} == {16}
+
+
+# ── what may be chosen, and the prompt's log-probabilities ───────────────────────────────────────
+
+
+def test_bad_words_and_the_ends_become_ids(w: World) -> None:
+    sampling = Sampling(min_tokens=3, banned=((9,),))
+    enqueue = w.accept(params=Params(sampling=sampling, bad_words=("no",), stop_ids=(5,)))
+    assert enqueue.sampling.banned == ((9,), tuple(b"no"), tuple(b" no"))
+    assert enqueue.sampling.ends == (5, EOS)
+    assert w.accept(request_id="2").sampling.ends == ()
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (Params(sampling=Sampling(bias={10_000: 1.0})), "logit_bias"),
+        (Params(sampling=Sampling(bias={1: 101.0})), "logit_bias"),
+        (Params(sampling=Sampling(allowed=(-1,))), "allowed_token_ids"),
+        (Params(sampling=Sampling(banned=((),))), "bad_words"),
+        (Params(bad_words=("",)), "bad_words"),
+        (Params(sampling=Sampling(min_tokens=-1)), "min_tokens"),
+        (Params(sampling=Sampling(min_tokens=5), max_tokens=4), "min_tokens"),
+        (Params(sampling=Sampling(prompt_logprobs=21)), "prompt_logprobs"),
+        (Params(sampling=Sampling(prompt_logprobs=1)), "prompt_logprobs"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(w: World, params: Params, field: str) -> None:
+    """The last one because the executor of this world serves no such thing."""
+    assert w.submit(params=params) is None
+    assert w.refusal().field == field
+
+
+def test_no_stop_string_begins_before_the_least_output(w: World) -> None:
+    enqueue = w.accept(params=Params(stop=("ab",), sampling=Sampling(min_tokens=3)))
+    w.deltas(enqueue, [*b"abcab"])
+    assert w.text() == "abc"
+    assert w.rows()[-1].finish == "stop"
+
+
+def test_the_prompts_logprobs_come_with_each_choices_first_row(ghost: Vocabulary) -> None:
+    serving = msgspec.structs.replace(facts(ghost), serves=("prompt_logprobs",))
+    w = World(TokenizerCore(ghost, serving))
+    w.tell(PeerUp(Role.SCHEDULER, 1))
+    params = Params(n=2, sampling=Sampling(prompt_logprobs=1))
+    enqueue = w.accept(Text("hi!"), params=params)
+    entries = [TokenLogprob(105, -1.0, [104], [-0.5]), TokenLogprob(33, -2.0, [33], [-2.0])]
+    none = col()
+    prompts = [PromptLogprobs(enqueue.handle, 0, entries)]
+    w.tell(Deltas(1, none, none, none, none, none, none, none, ends=[], prompts=prompts))
+    w.deltas(enqueue, [*b"a"])
+    w.deltas(enqueue, [*b"b"], 1)
+    w.deltas(enqueue, [*b"c"], choice=1, end="stop")
+    first, second, other = w.rows()
+    assert second.prompt_logprobs is None
+    for row in (first, other):
+        assert row.prompt_logprobs is not None
+        assert [(entry.token, entry.logprob) for entry in row.prompt_logprobs] == [("h", 0.0), ("i", -1.0), ("!", -2.0)]
+        assert row.prompt_logprobs[1].top == [("h", b"h", -0.5)]
+    resumed = w.accept(Text("hi!"), params=params, attempt=1, delivered=[Delivered(0, [97], False)])
+    assert resumed.sampling.prompt_logprobs == 1, "choice 1 had nothing yet"
+    both = [Delivered(0, [97], False), Delivered(1, [98], True)]
+    assert w.accept(Text("hi!"), params=params, attempt=2, delivered=both).sampling.prompt_logprobs == -1
+
+
+class _Picky:
+    """A grammar engine that serves one regular expression."""
+
+    def check(self, grammar: Grammar) -> None:
+        if grammar.text != "good":
+            raise GrammarError("at /x: not served")
+
+    def load(self, model: str, vocab_size: int) -> Any:
+        raise NotImplementedError
+
+
+def test_a_bad_grammar_never_reaches_the_scheduler(ghost: Vocabulary) -> None:
+    serving = msgspec.structs.replace(facts(ghost), serves=("grammar",))
+    w = World(TokenizerCore(ghost, serving, _Picky()))
+    w.tell(PeerUp(Role.SCHEDULER, 1))
+    good = Params(sampling=Sampling(grammar=Grammar("regex", "good")), ignore_eos=True)
+    enqueue = w.accept(params=good)
+    assert enqueue.sampling.grammar == Grammar("regex", "good")
+    assert enqueue.stop_ids == [EOS], "a complete answer must be able to end"
+    bad = Params(sampling=Sampling(grammar=Grammar("regex", "bad")))
+    assert w.submit(params=bad, request_id="2") is None
+    refusal = w.refusal()
+    assert (refusal.field, refusal.reason, refusal.code) == ("response_format", "at /x: not served", "invalid_grammar")
+
+
+def test_a_grammar_needs_an_executor_that_keeps_to_it(w: World) -> None:
+    assert w.submit(params=Params(sampling=Sampling(grammar=Grammar("regex", "good")))) is None
+    assert w.refusal().code == "unsupported_parameter"

@@ -19,6 +19,7 @@ from octavo.core.models.locate import locate
 from octavo.core.tokenizer.convert import converted_tokenizer
 from octavo.core.tokenizer.ghost import byte_tokenizer
 from octavo.core.tokenizer.invalid import InvalidRequestError
+from octavo.core.tokenizer.template import ChatTemplate
 from octavo.core.tokenizer.vocabulary import Vocabulary, load_folder
 
 CONVERSATIONS: list[list[dict[str, Any]]] = [
@@ -41,10 +42,11 @@ def test_a_conversation_is_rendered_as_transformers_does(smollm: Vocabulary, mes
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = """
 import sys
+from octavo.core.messages import Chat
 from octavo.core.models.locate import locate
 from octavo.core.tokenizer.core import TokenizerCore
 from octavo.core.tokenizer.vocabulary import load_vocabulary
-assert load_vocabulary(locate("default")).render([{"role": "user", "content": "hi"}])
+assert load_vocabulary(locate("default")).render(Chat([{"role": "user", "content": "hi"}]))
 print(sorted({"torch", "transformers", "zmq", "anyio", "structlog"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -106,7 +108,7 @@ def test_what_a_template_refuses_is_the_fault_of_messages(
 ) -> None:
     vocabulary = load_folder(_folder(tmp_path, {"chat_template.jinja": template}))
     with pytest.raises(InvalidRequestError, match=says) as caught:
-        vocabulary.render(messages)
+        vocabulary.render(Chat(messages))
     assert caught.value.field == "messages"
 
 
@@ -118,15 +120,15 @@ def test_what_templates_are_written_against_is_there(tmp_path: Path) -> None:
     {%- endfor %}
     {{- tools | tojson }}{{ strftime_now('%%') }}"""
     vocabulary = load_folder(_folder(tmp_path, {"chat_template.jinja": template}))
-    rendered = vocabulary.render([{"role": "ü <b>"}, {"role": "x"}], [{"name": "f"}])
+    rendered = vocabulary.render(Chat([{"role": "ü <b>"}, {"role": "x"}], [{"name": "f"}]))
     assert rendered == '{"role": "ü <b>"}[{"name": "f"}]%'
 
 
 def test_tools_choose_the_template_made_for_them(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
     vocabulary = load_folder(_folder(tmp_path, {"tokenizer_config.json": {"chat_template": named}}))
-    assert vocabulary.render([{"role": "user"}]) == "plain"
-    assert vocabulary.render([{"role": "user"}], [{"name": "f"}]) == "with tools"
+    assert vocabulary.render(Chat([{"role": "user"}])) == "plain"
+    assert vocabulary.render(Chat([{"role": "user"}], [{"name": "f"}])) == "with tools"
 
 
 @pytest.mark.parametrize(
@@ -167,3 +169,30 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(smollm: Vocabu
     with pytest.raises(InvalidRequestError, match="more than") as caught:
         smollm.prompt_ids(Text("word " * 1_000_000), 8192)
     assert (caught.value.field, caught.value.code) == ("prompt", "context_length_exceeded")
+
+
+HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "weather?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+    {"role": "tool", "content": "rain"},
+]
+
+
+def test_a_template_without_tools_tells_of_them_in_words(ghost: Vocabulary) -> None:
+    text = ghost.render(Chat(HISTORY, [{"type": "function", "function": {"name": "f"}}]))
+    assert text.startswith("<|start|>system<|sep|>")
+    assert '{"type": "function", "function": {"name": "f"}}' in text
+    assert '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' in text
+    with_system = ghost.render(Chat([{"role": "system", "content": "Be kind."}, *HISTORY], [{"name": "f"}]))
+    assert with_system.count("<|start|>system") == 1
+    assert "Be kind." in with_system
+
+
+def test_a_last_message_is_left_open(ghost: Vocabulary, smollm: Vocabulary) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, "}]
+    assert ghost.render(Chat(turns, continues=True)).endswith("<|sep|>Well, ")
+    assert smollm.render(Chat(turns, continues=True)).endswith("<|im_start|>assistant\nWell, ")
+    closed = smollm.render(Chat(turns, add_generation_prompt=False))
+    assert closed.endswith("Well, <|im_end|>\n")
+    with pytest.raises(InvalidRequestError, match="cannot be continued"):
+        Vocabulary(byte_tokenizer(), [], ChatTemplate({"default": "nothing"}, {})).render(Chat(turns, continues=True))

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.core.config.schema import TraceConfig
 from octavo.core.messages import Role
+from octavo.core.trace import emit
 from octavo.core.trace.catalogue import (
     Event,
     RequestCancelled,
@@ -21,9 +22,11 @@ from octavo.core.trace.catalogue import (
     WireDropped,
 )
 from octavo.core.trace.emit import Emitter, trace_path
-from octavo.core.trace.show import command, describe, lines, request_life
+from octavo.core.trace.show import describe, lines, request_life, show
 
-STEP = StepExecuted(step=3, rows=1, tokens=1, execute_ns=5)
+STEP = StepExecuted(
+    step=3, rows=1, tokens=1, started_ns=2, execute_ns=5, prefill_tokens=0, decodes=1, attention=9, kv_tokens=9
+)
 
 
 def write(run_dir: Path, role: Role, *events: Event, config: TraceConfig | None = None) -> None:
@@ -37,16 +40,8 @@ def test_a_line_has_the_common_fields_and_the_events_own(tmp_path: Path) -> None
     (line,) = trace_path(tmp_path, Role.EXECUTOR, 0).read_bytes().splitlines()
     fields = msgspec.json.decode(line)
     assert fields.pop("ts_ns") > 0
-    assert fields == {
-        "role": "executor",
-        "replica": 0,
-        "generation": 4,
-        "event": "step.executed",
-        "step": 3,
-        "rows": 1,
-        "tokens": 1,
-        "execute_ns": 5,
-    }
+    assert fields.pop("spent_ns") == 0
+    assert fields == {"role": "executor", "replica": 0, "generation": 4, **msgspec.to_builtins(STEP)}
 
 
 def test_a_restarted_actor_goes_on_in_the_same_file(tmp_path: Path) -> None:
@@ -67,14 +62,14 @@ def test_what_is_switched_off_is_not_written(tmp_path: Path) -> None:
 def test_a_full_queue_drops_events_counts_them_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer is held at its first event until the emitter is done; emitting goes on all the same."""
     held, release = threading.Event(), threading.Event()
-    encode = msgspec.to_builtins
+    encode = emit.encode
 
-    def slow(event: Event) -> object:
+    def slow(event: Event) -> bytes:
         held.set()
         assert release.wait(30)
         return encode(event)
 
-    monkeypatch.setattr(msgspec, "to_builtins", slow)
+    monkeypatch.setattr(emit, "encode", slow)
     with Emitter(tmp_path, Role.KV, TraceConfig(), limit=10) as emitter:
         emitter.emit(STEP)
         assert held.wait(30)
@@ -102,9 +97,9 @@ def test_a_requests_life_is_told_over_all_files_in_order_of_time(
     assert [line.split()[3] for line in told] == ["tokenized", "first_token", "cancelled"]
     assert told[0].split()[0] == "+0.00"
     assert "since_queued=1.50ms" in told[1]
-    assert command("mine", tmp_path) == 0
+    assert show("mine", tmp_path, events=True) == 0
     assert capsys.readouterr().out.splitlines() == told
-    assert command("nobody", tmp_path) == 1
+    assert show("nobody", tmp_path, events=True) == 1
     assert "nobody" in capsys.readouterr().err
 
 

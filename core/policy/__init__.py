@@ -1,0 +1,8 @@
+"""Policies as the kernel uses them: found and made (`load`), asked and checked (`host`), told what happened
+(`observations`), swapped while it runs; and what stands in for one whose answer is not valid (`rules`)."""
+
+from octavo.core.policy.host import PolicyHost
+from octavo.core.policy.load import Policies, load_policies
+from octavo.core.policy.rules import split_in_order
+
+__all__ = ["Policies", "PolicyHost", "load_policies", "split_in_order"]

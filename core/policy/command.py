@@ -1,0 +1,80 @@
+"""`octavo policy`: which policies there are, what one takes, and another one for a daemon that runs."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from octavo.core.config.load import load
+from octavo.core.config.schema import PolicyConfig
+from octavo.core.control import SetPolicy
+from octavo.core.plugins import PluginError, installed
+from octavo.core.policy.load import METHODS, find_policy
+from octavo.core.rundir import find_run
+from octavo.core.supervisor.status import tell
+
+
+def list_all() -> int:
+    """A line for each installed policy; the default of its group has a star."""
+    default = PolicyConfig()
+    rows = [
+        (group, name + (" *" if name == getattr(default, group) else ""), _summary(find_policy(group, name)))
+        for group in METHODS
+        for name in installed(f"octavo.{group}")
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    for group, name, summary in rows:
+        print(f"{group:{widths[0]}}  {name:{widths[1]}}  {summary}")
+    return 0
+
+
+def show(group: str, name: str) -> int:
+    """What it does, and its options with their defaults."""
+    if group not in METHODS:
+        raise PluginError(f"there is no group of policies {group!r}; there are {', '.join(METHODS)}")
+    kind = find_policy(group, name)
+    module = sys.modules[kind.__module__]
+    print(f"{group} = {name}  ({kind.__module__})", module.__doc__ or "", inspect.getdoc(kind) or "", sep="\n\n")
+    if (options := getattr(kind, "Options", None)) is not None:
+        print("\noptions:")
+        for field in msgspec.structs.fields(options):
+            kind_of = get_type_hints(options)[field.name]
+            print(f"  policies.options.{group}.{field.name} = {_default(field)}  ({_type_name(kind_of)})")
+    return 0
+
+
+def change(setting: str, options: Sequence[str], run: Path | None) -> int:
+    """Tell the daemon; what is wrong with the policy is told here, before anything changes."""
+    group, equals, name = setting.partition("=")
+    if not equals or group not in METHODS:
+        raise PluginError(f"{setting!r} must look like GROUP=NAME; the groups are {', '.join(METHODS)}")
+    sets = [f"policies.{group}={name}", *(f"policies.options.{group}.{option}" for option in options)]
+    chosen = load(sets=sets).config.policies
+    info = find_run(run)
+    if info is None:
+        raise PluginError("no daemon is running" if run is None else f"no daemon runs in {run}")
+    if tell(info, SetPolicy(group=group, name=name, options=chosen.options.get(group, {}))) is None:
+        raise PluginError(f"the daemon (pid {info.pid}, {info.run_dir}) does not answer")
+    print(f"{group} is {name} from the next step on, until the daemon ends")
+    return 0
+
+
+def _summary(kind: Any) -> str:
+    doc = sys.modules[kind.__module__].__doc__ or inspect.getdoc(kind) or ""
+    return doc.strip().split("\n")[0]
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    factory = field.default_factory
+    return "(required)" if factory is msgspec.NODEFAULT else factory()
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)

@@ -1,0 +1,197 @@
+"""The policy host stands between the kernel and each policy: its answers are always valid.
+
+Every call is checked and timed. A bad answer (or an exception) is replaced by the kernel's own rule for this step
+and reported; too many of them, or too many slow ones, and the policy is tripped: the rule stands in until it is
+swapped. The integrity of the kernel does not depend on that: a policy has nothing but copies.
+
+Pure but for the clock, which the shell hands in; without one nothing is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from octavo.core.plugins import PluginError
+from octavo.core.policy import answers, dump, rules
+from octavo.core.policy.answers import InvalidAnswer
+from octavo.core.policy.guard import Guard
+from octavo.core.policy.load import METHODS, Policies, load_policy
+from octavo.core.trace.catalogue import Event, PolicyNotSwapped, PolicyRejected, PolicySwapped, PolicyTripped
+from octavo.policies.contract import Floats, Ints, Leaves, Observed, Observer, Running, Selection, Step, Waiting
+
+T = TypeVar("T")
+
+CALL_BUDGET_NS = 300_000
+
+
+def no_clock() -> int:
+    """No time passes."""
+    return 0
+
+
+class PolicyHost:
+    """Asks the policies of the scheduler and of the KV-manager. `clock` gives ns; a call may take `budget_ns` of it."""
+
+    def __init__(
+        self, policies: Policies, *, clock: Callable[[], int] = no_clock, budget_ns: int = CALL_BUDGET_NS
+    ) -> None:
+        self._policies = policies
+        self._clock = clock
+        self._budget_ns = budget_ns
+        self._events: list[Event] = []
+        self._guards = {group: Guard() for group in METHODS}
+        self._observers = self._find_observers()
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Group → name of its policy."""
+        return dict(self._policies.names)
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """For status and metrics."""
+        guards = self._guards.values()
+        return {
+            "policy_rejected": sum(guard.bad_calls for guard in guards),
+            "policy_slow": sum(guard.slow_calls for guard in guards),
+            "policy_tripped": sum(bool(guard.tripped) for guard in guards),
+        }
+
+    def drain_events(self) -> list[Event]:
+        """What happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────────────
+
+    def select(self, step: Step, waiting: Waiting, running: Running) -> Selection:
+        answer = self._ask(
+            "batching",
+            self._policies.batching.select,
+            (step, waiting, running),
+            lambda given: answers.selection(given, waiting, running),
+        )
+        return rules.select_in_order(waiting) if answer is None else answer
+
+    def split(self, step: Step, remaining: Ints, decode_tokens: int) -> Ints:
+        answer = self._ask(
+            "chunking",
+            self._policies.chunking.split,
+            (step, remaining, decode_tokens),
+            lambda given: answers.chunks(given, step, remaining, decode_tokens),
+        )
+        return rules.split_in_order(step, remaining, decode_tokens) if answer is None else answer
+
+    def victims(self, step: Step, need: int, candidates: Running) -> Ints:
+        """All candidates in the order in which they should give way."""
+        answer = self._ask(
+            "preemption",
+            self._policies.preemption.victims,
+            (step, need, candidates),
+            lambda given: answers.victims(given, candidates),
+        )
+        order = rules.youngest_first(candidates)
+        if answer is not None:
+            order = np.concatenate([answer, order[~np.isin(order, answer)]])
+        return rules.spare_the_tried(order, candidates)
+
+    def draft_lengths(self, step: Step, running: Running) -> Ints:
+        answer = self._ask(
+            "speculation",
+            self._policies.speculation.draft_lengths,
+            (step, running),
+            lambda given: answers.drafts(given, running),
+        )
+        return rules.no_drafts(running) if answer is None else answer
+
+    def rank(self, need: int, leaves: Leaves) -> Floats:
+        """As `Eviction.rank`, so that the KV-manager can use the host in a policy's place."""
+        answer = self._ask(
+            "eviction", self._policies.eviction.rank, (need, leaves), lambda given: answers.scores(given, leaves)
+        )
+        return rules.least_recent(leaves) if answer is None else answer
+
+    def _ask(
+        self, group: str, method: Callable[..., Any], arguments: tuple[Any, ...], check: Callable[[Any], T]
+    ) -> T | None:
+        """The checked answer, or None if the kernel's own rule has to stand in."""
+        guard = self._guards[group]
+        if guard.tripped:
+            return None
+        guard.calls += 1
+        given, checked = None, None
+        before = self._clock()
+        try:
+            given = method(*arguments)
+            spent = self._clock() - before
+            checked = check(given)
+        except Exception as error:  # noqa: BLE001 - a policy is a stranger's code: whatever it raises is a bad answer
+            spent = 0
+            self._bad(group, error)
+        if spent > self._budget_ns:
+            guard.slow(spent, self._budget_ns)
+        if guard.tripped:
+            self._events.append(
+                PolicyTripped(
+                    group=group,
+                    policy=self._policies.names[group],
+                    why=guard.tripped,
+                    dump=dump.call(group, arguments, given),
+                )
+            )
+        return checked
+
+    def _bad(self, group: str, error: Exception) -> None:
+        why = str(error) if isinstance(error, InvalidAnswer) else f"{type(error).__name__}: {error}"
+        self._guards[group].bad(why)
+        self._events.append(PolicyRejected(group=group, policy=self._policies.names[group], why=why))
+
+    # ── telling ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def observing(self) -> bool:
+        """Whether any policy wants to know what happened."""
+        return bool(self._observers)
+
+    def observe(self, observed: Observed) -> None:
+        for group, observer in self._observers.items():
+            guard = self._guards[group]
+            if guard.tripped:
+                continue
+            try:
+                observer.observe(observed)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._bad(group, error)
+                if guard.tripped:
+                    name = self._policies.names[group]
+                    self._events.append(PolicyTripped(group=group, policy=name, why=guard.tripped, dump={}))
+
+    def _find_observers(self) -> dict[str, Observer]:
+        """By group; one object that serves several groups is told once."""
+        found: dict[int, tuple[str, Observer]] = {}
+        for group in METHODS:
+            policy = getattr(self._policies, group)
+            if group != "eviction" and isinstance(policy, Observer):
+                found.setdefault(id(policy), (group, policy))
+        return dict(found.values())
+
+    # ── swapping ─────────────────────────────────────────────────────────────────────────────────
+
+    def swap(self, group: str, name: str, options: Mapping[str, Any]) -> None:
+        """From the next call on another policy answers, with a clean record. If it cannot be made, nothing changes."""
+        old = self._policies.names.get(group, "")
+        try:
+            if group not in METHODS:
+                raise PluginError(f"there is no group of policies {group!r}; there are {', '.join(METHODS)}")
+            policy = load_policy(group, name, options)
+        except PluginError as error:
+            self._events.append(PolicyNotSwapped(group=group, policy=name, why=str(error)))
+            return
+        self._policies = replace(self._policies, **{group: policy, "names": {**self._policies.names, group: name}})
+        self._guards[group] = Guard()
+        self._observers = self._find_observers()
+        self._events.append(PolicySwapped(group=group, old=old, new=name, options=dict(options)))

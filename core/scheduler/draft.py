@@ -1,0 +1,77 @@
+"""The plan in the making, and what is kept of it until its result is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.core.messages import Col, Fork, Open, col
+from octavo.core.scheduler.sequence import Sequence
+from octavo.core.scheduler.slots import SlotIds
+from octavo.core.trace.catalogue import Event
+
+
+@dataclass(slots=True)
+class Commits:
+    """Tokens to tell the KV-manager with the next plan, a row per residency and result."""
+
+    slot: list[int] = field(default_factory=list)
+    open_id: list[int] = field(default_factory=list)
+    kv_len: list[int] = field(default_factory=list)
+    n: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def add(self, slot: int, open_id: int, kv_len: int, tokens: list[int]) -> None:
+        self.slot.append(slot)
+        self.open_id.append(open_id)
+        self.kv_len.append(kv_len)
+        self.n.append(len(tokens))
+        self.tokens += tokens
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """A plan whose result is not here yet. Columns have a value per item."""
+
+    step: int
+    planned_ns: int
+    slot: Col
+    open_id: Col
+    sequences: list[Sequence]
+    yields: Col
+    """1 where the item samples, else 0."""
+    most: Col
+    """Most tokens it may yield."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """The plan in the making."""
+
+    step: int
+    now_ns: int
+    credit: int
+    budget: int
+    debit: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    decodes: SlotIds = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    drafts: Col = field(default_factory=col)
+    capacity: Col = field(default_factory=col)
+    chunks: list[tuple[int, int, int]] = field(default_factory=list)
+    opens: list[Open] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    refused: dict[Sequence, tuple[str, int, int]] = field(default_factory=dict)
+    """Who was not admitted: for want of which resource, how much it needs, how much there is."""
+
+    def spend(self, blocks: int, tokens: int) -> None:
+        self.debit += blocks
+        self.credit -= blocks
+        self.budget -= tokens
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that hold this many tokens."""
+    return -(-tokens // block_size)

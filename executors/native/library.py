@@ -1,0 +1,144 @@
+"""The step library as Python sees it: kernels/cpu/octavo.h in ctypes, field by field."""
+
+from __future__ import annotations
+
+import ctypes as c
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.core.models.cache import cache_folder
+from octavo.kernels.cpu import build
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+class Kind(IntEnum):
+    """How a matrix is packed; F32 and BF16 also say how keys and values are kept."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    W4 = 3
+    W8 = 4
+
+
+class OpKind(IntEnum):
+    EMBED = 0
+    LINEAR = 1
+    ATTEND = 2
+    HEAD = 3
+
+
+class Mode(IntEnum):
+    """What a linear operation does with its result: `GATED` has blocks of gate and up rows in turn."""
+
+    STORE = 0
+    ADD = 1
+    GATED = 2
+
+
+class Isa(IntEnum):
+    PLAIN = 0
+    AVX2 = 1
+    AVX512 = 2
+
+
+class CMatrix(c.Structure):
+    _fields_ = (
+        ("kind", c.c_int32),
+        ("rows", c.c_int32),
+        ("cols", c.c_int32),
+        ("blocks", c.c_int32),
+        ("block_bytes", c.c_uint64),
+        ("data", c.c_void_p),
+    )
+
+
+class COp(c.Structure):
+    _fields_ = (
+        *((name, c.c_int32) for name in ("kind", "mode", "source", "target", "layer", "heads")),
+        ("eps", c.c_float),
+        ("scale", c.c_float),
+        ("matrix", c.POINTER(CMatrix)),
+        ("norm", c.c_void_p),
+        ("bias", c.c_void_p),
+    )
+
+
+class CShape(c.Structure):
+    _fields_ = tuple(
+        (name, c.c_int32)
+        for name in (
+            "layers",
+            "kv_heads",
+            "head_dim",
+            "blocks",
+            "block_size",
+            "kv_kind",
+            "context",
+            "exact",
+            "threads",
+            "isa",
+        )
+    )
+
+
+class CStep(c.Structure):
+    _fields_ = (
+        *((name, c.c_int32) for name in ("tokens", "samples", "copies", "tables_count")),
+        *(
+            (name, c.c_void_p)
+            for name in (
+                "ids",
+                "positions",
+                "sequences",
+                "tables",
+                "table_start",
+                "sample_rows",
+                "logit_rows",
+                "copy_source",
+                "copy_target",
+                "logits",
+                "best",
+                "finite",
+                "sample_finite",
+            )
+        ),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "oct_isa_best": (c.c_int32, ()),
+    "oct_matrix_shape": (c.c_int32, (c.POINTER(CMatrix), c.c_int32, c.c_int32, c.c_int32)),
+    "oct_matrix_fill": (
+        c.c_int32,
+        (c.POINTER(CMatrix), c.c_int32, c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p),
+    ),
+    "oct_linear": (None, (c.c_int32, c.POINTER(CMatrix), c.c_void_p, c.c_int32, c.c_int32, c.c_void_p)),
+    "oct_model_new": (c.c_void_p, (c.POINTER(CShape), c.c_void_p, c.c_int32, c.c_void_p, c.c_int32, c.c_void_p)),
+    "oct_model_free": (None, (c.c_void_p,)),
+    "oct_step": (c.c_int32, (c.c_void_p, c.POINTER(CStep))),
+    "oct_error": (c.c_char_p, (c.c_int32,)),
+    "oct_buffer": (c.c_void_p, (c.c_void_p, c.c_int32, c.c_int32)),
+    "oct_team_stress": (c.c_int64, (c.c_int32, c.c_int32, c.c_int32, c.c_int32)),
+    "oct_read_bandwidth": (c.c_double, (c.c_int32, c.c_uint64, c.c_int32)),
+}
+
+
+def load(path: Path | None = None) -> c.CDLL:
+    """The library at `path`, else the one in the user's cache, which is built at first use (`build.BuildError`)."""
+    library = c.CDLL(str(path or build.library(cache_folder() / "native")))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def int32s(values: object) -> Int32s:
+    return np.ascontiguousarray(values, dtype=np.int32)

@@ -1,0 +1,99 @@
+// The C interface of the native step library. Plain C types only, so that ctypes can call it; owned by `oct_*_free`.
+//
+// A model is a flat program of fused operations over named row buffers. A step runs the whole program once over a
+// token-flat batch: every token has an id, a position and a sequence, every sequence a table of KV blocks. Decode,
+// chunked prefill and any mix of them are the same call.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#define OCT_API extern "C" __attribute__((visibility("default")))
+
+// How a matrix is packed: blocks of 16 rows, within them column after column, so that one vector holds 16 rows.
+enum OctKind : int32_t {
+    OCT_F32 = 0,
+    OCT_F16 = 1,
+    OCT_BF16 = 2,
+    OCT_W4 = 3,  // groups of 32 columns: 4-bit numbers q, fp16 d and m a row: weight = d q + m
+    OCT_W8 = 4,  // groups of 32 columns: 8-bit numbers, fp16 d a row: weight = d q
+};
+
+// How rows come to `oct_matrix_fill`, numbered as GGUF numbers them.
+enum OctSource : int32_t {
+    OCT_SRC_F32 = 0,
+    OCT_SRC_F16 = 1,
+    OCT_SRC_Q4_0 = 2,
+    OCT_SRC_Q4_1 = 3,
+    OCT_SRC_Q8_0 = 8,
+    OCT_SRC_BF16 = 30,
+};
+
+struct OctMatrix {
+    int32_t kind, rows, cols;
+    int32_t blocks;       // of 16 rows; the last one is filled up with zeros
+    uint64_t block_bytes;
+    uint8_t* data;
+};
+
+enum OctOpKind : int32_t {
+    OCT_EMBED = 0,   // out = row `id` of matrix
+    OCT_LINEAR = 1,  // out (mode) matrix · norm(in) + bias; norm and bias may be absent
+    OCT_ATTEND = 2,  // rotate, write KV, attend: in holds q, k, v side by side, out the mixed heads
+    OCT_HEAD = 3,    // logits of the rows that sample: matrix · norm(in)
+};
+enum OctMode : int32_t { OCT_STORE = 0, OCT_ADD = 1, OCT_GATED = 2 };  // gated: blocks of gate and up rows alternate
+
+struct OctOp {
+    int32_t kind, mode;
+    int32_t in, out;  // buffers
+    int32_t layer;    // of the KV pool
+    int32_t heads;
+    float eps, scale;
+    const OctMatrix* matrix;
+    const float* norm;  // zero-padded to the buffer's width
+    const float* bias;  // zero-padded to 16 · blocks
+};
+
+struct OctShape {
+    int32_t layers, kv_heads, head_dim;
+    int32_t blocks, block_size;  // of the KV pool
+    int32_t kv_kind;             // OCT_F32 or OCT_BF16
+    int32_t context;
+    int32_t exact;               // 1: fp32 activations; 0: int8 activations where the weights are W4 or W8
+    int32_t threads, isa;
+};
+
+struct OctStep {
+    int32_t tokens, samples, copies, tables_count;  // one table a sequence
+    const int32_t *ids, *positions, *sequences;  // by token; the tokens of a sequence stand together, in order
+    const int32_t *tables, *table_start;         // sequence s: tables[table_start[s] .. table_start[s + 1])
+    const int32_t *sample_rows, *logit_rows;     // by sample: its token, and its row of `logits` or -1
+    const int32_t *copy_source, *copy_target;    // blocks, all read before any is written
+    float* logits;                               // [rows][vocabulary]
+    int32_t* best;                               // by sample: the lowest id of those with the greatest logit
+    uint8_t *finite, *sample_finite;             // by token, by sample
+};
+
+struct OctModel;
+
+OCT_API int32_t oct_isa_best(void);  // the best level that this processor has: 0 plain, 1 AVX2, 2 AVX-512 VNNI
+// Fill in all of a matrix but `data`, which takes blocks · block_bytes, aligned to 64, zeroed. 0, or -1: W4 and W8 need
+// columns in whole groups of 32.
+OCT_API int32_t oct_matrix_shape(OctMatrix*, int32_t kind, int32_t rows, int32_t cols);
+// Row source_rows[i] of `source` becomes row target_rows[i]. 0, or -1 when this kind cannot be made of that source.
+OCT_API int32_t oct_matrix_fill(const OctMatrix*, int32_t source_kind, const uint8_t* source, int32_t count,
+                                const int32_t* source_rows, const int32_t* target_rows);
+// y[n][16 · blocks] = x[n][cols] Wᵀ on the calling thread.
+OCT_API void oct_linear(int32_t isa, const OctMatrix*, const float* x, int32_t n, int32_t exact, float* y);
+// `widths` of the buffers are multiples of 16; `angles` is [context][head_dim / 2] cosines, then as many sines.
+// The program, angles and everything it points to must outlive the model.
+OCT_API OctModel* oct_model_new(const OctShape*, const OctOp*, int32_t ops, const int32_t* widths, int32_t buffers,
+                                const float* angles);
+OCT_API void oct_model_free(OctModel*);
+OCT_API int32_t oct_step(OctModel*, const OctStep*);  // 0, or a code of `oct_error`; nothing is run then
+OCT_API const char* oct_error(int32_t code);
+OCT_API float* oct_buffer(OctModel*, int32_t buffer, int32_t tokens);  // room for so many tokens; for tests
+// Chunks of a fake job that were run, by all threads: `phases` phases of `chunks` each, `rounds` times. For tests.
+OCT_API int64_t oct_team_stress(int32_t threads, int32_t phases, int32_t chunks, int32_t rounds);
+// Bytes a second read from a buffer of that size by `threads` threads; the roofline of benchmarks.
+OCT_API double oct_read_bandwidth(int32_t threads, uint64_t bytes, int32_t repeats);

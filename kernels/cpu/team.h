@@ -1,0 +1,63 @@
+// Threads that run a job of phases, each of so many chunks. No job is ever waited for by a thread that has nothing of it.
+//
+// One word says where the job is: {epoch | phase | next chunk}. A thread claims a chunk by moving the word on; who
+// finishes the last chunk of a phase opens the next. So a phase ends when its chunks are done and not when all threads
+// have come: one that the system has put aside while it held no chunk delays nobody, and a late one finds another
+// epoch and goes. Within a phase threads wait briefly by spinning, then yield; between jobs they spin, then sleep.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace octavo {
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+struct Job {
+    virtual void run(uint32_t phase, uint32_t chunk, uint32_t chunks, int thread) = 0;
+
+protected:
+    ~Job() = default;
+};
+
+class Team {
+public:
+    static constexpr uint32_t MOST_PHASES = 1u << 12, MOST_CHUNKS = (1u << 20) - 1;
+
+    explicit Team(int threads);
+    ~Team();
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
+    int threads() const { return int(workers_.size()) + 1; }
+    // Run all phases; phase p has chunks[p] (0: it is skipped). The caller takes part as thread 0.
+    void run(Job& job, const std::vector<uint32_t>& chunks);
+
+private:
+    void work(int thread, uint32_t epoch);
+    void serve(int thread);
+    void open(uint32_t epoch, uint32_t phase);
+
+    alignas(64) std::atomic<uint64_t> word_{0};
+    alignas(64) std::atomic<uint32_t> done_{0};
+    alignas(64) std::unique_ptr<std::atomic<uint32_t>[]> chunks_;
+    uint32_t phases_ = 0;  // this and the job: read only by holders of a chunk
+    Job* job_ = nullptr;
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stop_{false};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> workers_;
+};
+
+}  // namespace octavo

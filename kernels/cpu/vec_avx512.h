@@ -1,0 +1,78 @@
+// Sixteen lanes on AVX-512 with VNNI: one register.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+namespace {
+
+constexpr int MOST_ROWS = 16;   // rows in a tile of a product
+constexpr int MOST_SUMS = 24;   // vectors of running sums that fit beside what else a loop needs
+
+typedef __m512 F;
+inline F load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+inline F set(float a) { return _mm512_set1_ps(a); }
+inline F zero() { return _mm512_setzero_ps(); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F most(F a, F b) { return _mm512_max_ps(a, b); }
+inline F magnitude(F a) { return _mm512_abs_ps(a); }
+inline F nearest(F a) { return _mm512_roundscale_ps(a, 0); }
+inline F power_of_two(F n) { return _mm512_scalef_ps(_mm512_set1_ps(1.f), n); }
+inline float sum(F a) { return _mm512_reduce_add_ps(a); }
+inline float greatest(F a) { return _mm512_reduce_max_ps(a); }
+inline F keep_first(F a, int n, F other) { return _mm512_mask_mov_ps(other, __mmask16((1u << n) - 1), a); }
+inline uint32_t lanes_equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+inline bool any_above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+inline F load_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+inline F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline void store_i8(int8_t* p, F a) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+
+// A group of 32 columns by 16 rows: part[j] has columns 4j .. 4j+3 of each row, as unsigned bytes in its lane.
+struct Bytes {
+    __m512i part[8];
+};
+inline void load_w4(const uint8_t* q, Bytes& w) {
+    const __m512i low = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m512i both = _mm512_loadu_si512(q + 64 * j);
+        w.part[j] = _mm512_and_si512(both, low);
+        w.part[j + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+    }
+}
+inline void load_w8(const uint8_t* q, Bytes& w) {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) w.part[j] = _mm512_loadu_si512(q + 64 * j);
+}
+inline __m512i four(const int8_t* x) {
+    int32_t v;
+    __builtin_memcpy(&v, x, 4);
+    return _mm512_set1_epi32(v);
+}
+inline F dot_w4(const Bytes& w, const int8_t* x) {
+    __m512i a = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) a = _mm512_dpbusd_epi32(a, w.part[j], four(x + 4 * j));
+    return _mm512_cvtepi32_ps(a);
+}
+// Bytes are stored with 128 added; `total` is the sum of x.
+inline F dot_w8(const Bytes& w, const int8_t* x, int32_t total) {
+    __m512i a = _mm512_set1_epi32(-128 * total);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) a = _mm512_dpbusd_epi32(a, w.part[j], four(x + 4 * j));
+    return _mm512_cvtepi32_ps(a);
+}
+inline F byte_of(const Bytes& w, int column) {
+    __m512i part = _mm512_srl_epi32(w.part[column / 4], _mm_cvtsi32_si128(8 * (column % 4)));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(part, _mm512_set1_epi32(255)));
+}
+
+}  // namespace

@@ -1,0 +1,57 @@
+"""Kernels compiled for a GPU, each once: a cubin's name says everything that it was made from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from octavo.kernels.cuda.cache import digest, stored
+from octavo.kernels.cuda.nvrtc import Compiled, Figures, NvrtcError, nvrtc
+from octavo.kernels.cuda.sources import HERE, Instance, closure
+
+OLDEST = 80
+_OPTIONS = ("-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v")
+
+
+class Cubin(NamedTuple):
+    path: Path
+    entry: str
+    figures: Figures
+
+
+def arch_for(capability: int) -> str:
+    """What to compile for, for a GPU of compute capability 90 (= 9.0): the nearest that the compiler knows."""
+    if capability < OLDEST:
+        raise NvrtcError(f"the GPU is sm_{capability}, but kernels need sm_{OLDEST} (Ampere) or newer")
+    known = [arch for arch in nvrtc().archs if arch // 10 == capability // 10 and arch <= capability]
+    if not known:
+        raise NvrtcError(f"NVRTC {nvrtc().version} does not know sm_{capability}; install a newer one")
+    return f"sm_{max(known)}"
+
+
+def cubin(instance: Instance, arch: str, *, where: Path | None = None, sources: Path = HERE) -> Cubin:
+    """`where` keeps cubins elsewhere than in the user's cache, for instance to ship them."""
+    texts = closure(instance.file, sources)
+    texts.pop("emulator.h", None)  # only for hosts
+    options = (f"-arch={arch}", *_OPTIONS)
+    parts = [nvrtc().version, *options, *instance, *(f"{name}\0{text}" for name, text in sorted(texts.items()))]
+    name = f"{Path(instance.file).stem}-{arch}-{digest(part.encode() for part in parts)}"
+
+    @cache
+    def compiled() -> Compiled:
+        return nvrtc().compile(instance.name, texts, instance.file, options)
+
+    def describe(path: Path) -> None:
+        about = {"instance": instance.name, "entry": compiled().entry, "figures": asdict(compiled().figures)}
+        path.write_text(json.dumps(about), encoding="utf-8")
+
+    path = stored(f"{name}.cubin", lambda to: _write(to, compiled().cubin), where)
+    about = json.loads(stored(f"{name}.json", describe, where).read_text(encoding="utf-8"))
+    return Cubin(path, about["entry"], Figures(**about["figures"]))
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)

@@ -1,0 +1,76 @@
+"""Cuts the attention of a step into work for thread blocks. Knows lengths, no tensors of the model and no device.
+
+A request's query tokens times the heads of a group are its packed rows, so that a decode and a chunk of a prompt are
+the same thing: rows against a range of keys. Long contexts are split and merged. Where they are split depends on the
+request alone, never on its company: that keeps a request's numbers the same in any step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ints: TypeAlias = npt.NDArray[np.int32]
+
+_TILE = 16
+
+
+class Query(NamedTuple):
+    """Tokens [first, first + tokens) of the step, the last `tokens` of a sequence of `length`; row `table` of the
+    block tables is theirs."""
+
+    table: int
+    first: int
+    tokens: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`works` and `merges` are rows of 8 numbers, as the kernels' structs have them."""
+
+    works: Ints
+    merges: Ints
+    parts: int
+    rows: int
+    """Packed rows in a work."""
+
+
+def plan(queries: list[Query], group: int, rows: int, split: int = 0, window: int = 0) -> Plan:
+    """`split` keys (a multiple of 16) at most for a work; 0 for no splitting. `window` 0 sees everything."""
+    if split % _TILE:
+        raise ValueError(f"split is {split}; it must be a multiple of {_TILE}")
+    works: list[tuple[int, ...]] = []
+    merges: list[tuple[int, ...]] = []
+    parts = 0
+    for query in queries:
+        before = query.length - query.tokens
+        packed = query.tokens * group
+        for row in range(0, packed, rows):
+            row_end = min(row + rows, packed)
+            key_end = before + (row_end - 1) // group + 1
+            first = max(0, before + row // group + 1 - window) if window else 0
+            keys = _ranges(first // _TILE * _TILE, key_end, split)
+            for i, (key, end) in enumerate(keys):
+                part = parts + i if len(keys) > 1 else -1
+                works.append((query.table, query.first, row, row_end, key, end, part, 0))
+            if len(keys) > 1:
+                merges.append((query.first, row, row_end, parts, len(keys), 0, 0, 0))
+                parts += len(keys)
+    return Plan(_rows(works), _rows(merges), parts, rows)
+
+
+def _ranges(first: int, end: int, split: int) -> list[tuple[int, int]]:
+    """Cut [first, end) at multiples of `split`: the cuts stay where they are as a sequence grows."""
+    if not split:
+        return [(first, end)]
+    cuts = [first, *range(first // split * split + split, end, split), end]
+    return list(pairwise(cuts))
+
+
+def _rows(rows: list[tuple[int, ...]]) -> Ints:
+    return np.array(rows, dtype=np.int32).reshape(-1, 8)

@@ -1,0 +1,95 @@
+"""The layout of the KV pool: the only Python that knows it. `tile.cuh` is its twin in CUDA.
+
+A layer's pool is bytes [block][tile of 16 tokens][KV head][keys, values][image]. An image is 16 rows of head_dim
+numbers as shared memory wants them: panels of 8, 4, 2 or 1 chunks of 16 bytes, rows one after another in a panel, and a
+row's chunks exchanged by its number (so that ldmatrix finds its 8 rows in 8 different banks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TILE = 16
+_CHUNK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """`block_size` is a multiple of 16; `dtype` is bfloat16, float16 or float8_e4m3fn."""
+
+    blocks: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.block_size < TILE or self.block_size % TILE:
+            raise ValueError(f"block_size is {self.block_size}; kernels need a multiple of {TILE}")
+        step = 32 if self.dtype.itemsize == 1 else 16
+        if self.head_dim % step or not step <= self.head_dim <= 256:
+            raise ValueError(
+                f"head_dim is {self.head_dim}; with {self.dtype} KV it must be a multiple of {step} up to 256"
+            )
+
+    @property
+    def tiles_per_block(self) -> int:
+        return self.block_size // TILE
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one layer."""
+        return self.block_size * self.kv_heads * 2 * self.head_dim * self.dtype.itemsize
+
+    def allocate(self, device: torch.device | str = "cpu") -> Tensor:
+        """One layer's pool, zeroed, as bytes [blocks, block_bytes]."""
+        return torch.zeros(self.blocks, self.block_bytes, dtype=torch.uint8, device=device)
+
+    def pack(self, kv: Tensor) -> Tensor:
+        """Plain [2, blocks · block_size, kv_heads, head_dim] to a pool."""
+        images = self._tiled(kv.to(self.dtype)).flatten(-2)
+        stored = torch.empty_like(images.view(_integer(self.dtype)))
+        stored[..., self._places(kv.device)] = images.view(_integer(self.dtype))
+        return stored.view(torch.uint8).reshape(self.blocks, self.block_bytes)
+
+    def unpack(self, pool: Tensor) -> Tensor:
+        """A pool to plain [2, blocks · block_size, kv_heads, head_dim]."""
+        tiles = self.blocks * self.tiles_per_block
+        images = pool.view(_integer(self.dtype)).view(tiles, self.kv_heads, 2, -1)[..., self._places(pool.device)]
+        rows = images.view(self.dtype).view(tiles, self.kv_heads, 2, TILE, self.head_dim)
+        return rows.permute(2, 0, 3, 1, 4).reshape(2, tiles * TILE, self.kv_heads, self.head_dim)
+
+    def _tiled(self, kv: Tensor) -> Tensor:
+        tiles = kv.view(2, -1, TILE, self.kv_heads, self.head_dim)
+        return tiles.permute(1, 3, 0, 2, 4).contiguous()
+
+    def _places(self, device: torch.device) -> Tensor:
+        """Where each number of an image lies, by row then dimension."""
+        size = self.dtype.itemsize
+        chunks, per_chunk = self.head_dim * size // _CHUNK, _CHUNK // size
+        row = torch.arange(TILE, device=device).unsqueeze(1)
+        places = []
+        for start, width in _panels(chunks):
+            chunk = torch.arange(width, device=device) ^ ((row & 7) * width // 8)
+            at = start * TILE + row * width + chunk
+            places.append((at.unsqueeze(-1) * per_chunk + torch.arange(per_chunk, device=device)).view(TILE, -1))
+        return torch.cat(places, dim=1).reshape(-1)
+
+
+def _panels(chunks: int) -> list[tuple[int, int]]:
+    """First chunk and width of each panel."""
+    panels = []
+    start = 0
+    for width in (8, 4, 2, 1):
+        while chunks - start >= width:
+            panels.append((start, width))
+            start += width
+    return panels
+
+
+def _integer(dtype: torch.dtype) -> torch.dtype:
+    """Bits of that size: indexing and copying is not defined for every number type."""
+    return torch.int8 if dtype.itemsize == 1 else torch.int16

@@ -1,0 +1,154 @@
+// Scores to a token: greedy, or temperature, top-k, top-p, min-p and a Gumbel-max draw. One block for a row.
+//
+// Exact and the same in every run: the last token kept is found by radix selection over (score, then lower id first),
+// the mass of a nucleus is summed in integers of 2^-45 of the most likely token's, and noise belongs to
+// (seed, choice, position, id), so neither the launch nor the other rows show in the token.
+#include "draw.cuh"
+
+namespace {
+
+// Greater scores have greater keys.
+FN uint64_t key_of(double score) {
+  uint64_t bits = bits_of(score + 0.0);  // -0 is 0
+  return bits >> 63 ? ~bits : bits | 1ull << 63;
+}
+
+struct Candidate { double value; int id; };
+FN bool better(const Candidate& a, const Candidate& b) { return a.value > b.value || (a.value == b.value && a.id < b.id); }
+
+struct Last { uint64_t key; uint32_t low; };  // the least candidate kept: its score's key, the complement of its id
+FN bool keeps(const Last& last, uint64_t key, int id) { return key > last.key || (key == last.key && ~(uint32_t)id >= last.low); }
+
+struct Shared {
+  uint64_t mass[256];
+  uint32_t count[256];
+  Candidate best[32];
+  uint64_t need, total;
+  Last last;
+  int found, sick;
+};
+
+template <int THREADS> FN Candidate best_of_block(Shared& shared, Candidate mine) {
+#pragma unroll
+  for (int k = 16; k; k >>= 1) {
+    Candidate other = {__shfl_xor_sync(~0u, mine.value, k), __shfl_xor_sync(~0u, mine.id, k)};
+    if (better(other, mine)) mine = other;
+  }
+  __syncthreads();  // an earlier answer has been read
+  if (threadIdx.x % 32 == 0) shared.best[threadIdx.x / 32] = mine;
+  __syncthreads();
+  for (int i = 0; i < THREADS / 32; i++)
+    if (better(shared.best[i], mine)) mine = shared.best[i];
+  return mine;
+}
+
+}  // namespace
+
+template <int THREADS>
+__global__ void __launch_bounds__(THREADS)
+sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, int* __restrict__ tokens, int vocabulary) {
+  SHARED_MEMORY(memory);
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const Draw draw = draws[blockIdx.x];
+  const double* scores = all_scores + (int64_t)blockIdx.x * vocabulary;
+  const double none = (double)minus_infinity();
+
+  if (threadIdx.x == 0) shared.sick = 0;
+  __syncthreads();
+  Candidate top = {none, 0x7FFFFFFF};
+  for (int id = threadIdx.x; id < vocabulary; id += THREADS) {
+    Candidate one = {scores[id], id};
+    if (!(one.value < -none)) shared.sick = 1;  // NaN or infinite
+    if (better(one, top)) top = one;
+  }
+  top = best_of_block<THREADS>(shared, top);
+  if (shared.sick || top.value == none) {
+    if (threadIdx.x == 0) tokens[blockIdx.x] = -1;
+    return;
+  }
+  if (draw.temperature == 0) {
+    if (threadIdx.x == 0) tokens[blockIdx.x] = top.id;
+    return;
+  }
+
+  auto relative = [&](double score) { return fmax((score - top.value) / draw.temperature, -1e300); };
+  auto mass_of = [&](double score) { return (uint64_t)(exp(relative(score)) * 35184372088832.0 + 0.5); };
+  Last last = {0, 0};
+
+  // Narrow `last` so that what is kept weighs at least `need`, with as few tokens as can be.
+  auto select = [&](bool by_mass, uint64_t need) {
+    Last prefix = {0, 0};
+    for (int digit = 0; digit < 12; digit++) {
+      for (int i = threadIdx.x; i < 256; i += THREADS) shared.mass[i] = 0, shared.count[i] = 0;
+      __syncthreads();
+      const int shift = digit < 8 ? 56 - 8 * digit : 88 - 8 * digit;  // within the key, then within the id
+      for (int id = threadIdx.x; id < vocabulary; id += THREADS) {
+        const double score = scores[id];
+        const uint64_t key = key_of(score);
+        const uint32_t low = ~(uint32_t)id;
+        if (score == none || !keeps(last, key, id)) continue;
+        if (digit < 8 ? digit > 0 && (key ^ prefix.key) >> (shift + 8)
+                      : key != prefix.key || (digit > 8 && (low ^ prefix.low) >> (shift + 8))) continue;
+        const int bin = digit < 8 ? key >> shift & 255 : low >> shift & 255;
+        atomicAdd(&shared.count[bin], 1u);
+        atomicAdd(&shared.mass[bin], by_mass ? mass_of(score) : (uint64_t)1);
+      }
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        int bin = 255;
+        uint64_t left = need;
+        while (bin > 0 && shared.mass[bin] < left) left -= shared.mass[bin--];
+        if (digit < 8) prefix.key |= (uint64_t)bin << shift;
+        else prefix.low |= (uint32_t)bin << shift;
+        shared.last = prefix;
+        shared.need = left;
+        shared.found = shared.count[bin] == 1 || shared.mass[bin] == left;  // all of the bin is kept
+      }
+      __syncthreads();
+      prefix = shared.last;
+      need = shared.need;
+      const bool found = shared.found;
+      __syncthreads();
+      if (found) break;
+    }
+    last = prefix;
+  };
+
+  if (draw.top_k > 0 && draw.top_k < vocabulary) select(false, draw.top_k);
+  if (draw.top_p < 1.0) {
+    if (threadIdx.x == 0) shared.total = 0;
+    __syncthreads();
+    uint64_t mine = 0;
+    for (int id = threadIdx.x; id < vocabulary; id += THREADS)
+      if (scores[id] != none && keeps(last, key_of(scores[id]), id)) mine += mass_of(scores[id]);
+    atomicAdd(&shared.total, mine);
+    __syncthreads();
+    const double target = ceil(draw.top_p * (double)shared.total);
+    select(true, target < 1.0 ? 1 : (uint64_t)target);
+  }
+  const double least = draw.min_p > 0 ? log(fmin(draw.min_p, 1.0)) : none;
+
+  Candidate chosen = {none, 0x7FFFFFFF};
+  for (int quad = threadIdx.x; quad < (vocabulary + 3) / 4; quad += THREADS) {
+    bool any = false;
+    double values[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int id = 4 * quad + i;
+      values[i] = none;
+      if (id >= vocabulary || scores[id] == none || !keeps(last, key_of(scores[id]), id)) continue;
+      const double value = relative(scores[id]);
+      if (value >= least) values[i] = value, any = true;
+    }
+    if (!any) continue;
+    const Words words = words_of(draw, quad);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (values[i] == none) continue;
+      const Candidate one = {values[i] + gumbel(words.of[i]), 4 * quad + i};
+      if (better(one, chosen)) chosen = one;
+    }
+  }
+  chosen = best_of_block<THREADS>(shared, chosen);
+  if (threadIdx.x == 0) tokens[blockIdx.x] = chosen.id;
+}

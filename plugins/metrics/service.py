@@ -1,0 +1,128 @@
+"""The page at `/metrics`: what the gateway counts, and what the actors last said of themselves.
+
+An actor's numbers come with its heartbeats through the supervisor. Those that count begin again with its process;
+here they go on, so that a counter only grows while the gateway lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, cast
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.core.control import ActorStatus, Status
+from octavo.core.rundir import read
+from octavo.core.supervisor.status import ask
+from octavo.plugins.metrics.families import CONTENT_TYPE, Counter, Family, Gauge, render
+from octavo.plugins.metrics.meter import Meter, Numbers, Opens
+from octavo.plugins.metrics.names import vllm
+
+ACTORS = ("executor", "kv", "scheduler", "tokenizer", "gateway")
+STATES = ("running", "waiting")
+BLOCKS = ("free", "cached", "used")
+SERVICE = ("starting", "ready", "degraded", "draining")
+
+Ask = Callable[[], Status | None]
+E = TypeVar("E", bound=Opens)
+
+
+class Service:
+    """Gauges and counters of the actors, filled from a `Status`."""
+
+    def __init__(self) -> None:
+        self.state = Gauge("octavo_service_state", "1 for the state that the service is in.", "state", SERVICE)
+        self.up = Gauge("octavo_actor_ready", "1 for an actor that is ready.", "actor", ACTORS)
+        self.restarts = Counter("octavo_actor_restarts_total", "Restarts of an actor.", "actor", ACTORS)
+        self.generation = Gauge("octavo_actor_generation", "Generation of an actor's state.", "actor", ACTORS)
+        self.sequences = Gauge("octavo_sequences", "Sequences in the scheduler.", "state", STATES)
+        self.blocks = Gauge(
+            "octavo_kv_blocks",
+            "Blocks of the KV pool; cached ones are not in use, and given up when others need them.",
+            "state",
+            BLOCKS,
+        )
+        self.total = Gauge("octavo_kv_blocks_pool", "Blocks that there are.")
+        self.steps = Counter("octavo_steps_total", "Steps that the executor has run.")
+        self.preemptions = Counter("octavo_preemptions_total", "Sequences that had to give up their slot.")
+        self.evicted = Counter("octavo_kv_evicted_blocks_total", "Cached blocks that were given up.")
+        self._before: dict[tuple[str, str], tuple[int | None, int]] = {}
+        """Process and value at which a number was last seen."""
+
+    def families(self) -> list[Family]:
+        return [one for one in vars(self).values() if isinstance(one, Family)]
+
+    def take(self, status: Status) -> None:
+        for state in SERVICE:
+            self.state.set(float(status.state == state), state)
+        for actor in status.actors:
+            if actor.role in ACTORS:
+                self.up.set(float(actor.state == "ready"), actor.role)
+                self.generation.set(actor.generation, actor.role)
+                self.restarts.add(self._growth(actor, "restarts", actor.restarts, None), actor.role)
+                self._take_stats(actor)
+
+    def _take_stats(self, actor: ActorStatus) -> None:
+        stats = actor.stats
+        match actor.role:
+            case "scheduler":
+                for state in STATES:
+                    self.sequences.set(stats.get(state, 0), state)
+                self.preemptions.add(self._growth(actor, "preemptions", stats.get("preemptions", 0), actor.pid))
+            case "kv":
+                total, free, used = (stats.get(f"{name}_blocks", 0) for name in ("total", "free", "used"))
+                for state, count in zip(BLOCKS, (free, total - free - used, used), strict=True):
+                    self.blocks.set(count, state)
+                self.total.set(total)
+                self.evicted.add(self._growth(actor, "evicted", stats.get("evicted_blocks", 0), actor.pid))
+            case "executor":
+                self.steps.add(self._growth(actor, "steps", stats.get("steps", 0), actor.pid))
+
+    def _growth(self, actor: ActorStatus, what: str, value: int, pid: int | None) -> int:
+        """How much more than last time; all of it, where counting began anew."""
+        key = (actor.role, what)
+        known_pid, known = self._before.get(key, (pid, 0))
+        self._before[key] = (pid, value)
+        return value - known if known_pid == pid and value >= known else value
+
+
+class Metrics:
+    """What the gateway needs: a meter to put before its engine, and the route of the page."""
+
+    def __init__(self, ask_status: Ask) -> None:
+        self.numbers = Numbers()
+        self._service = Service()
+        self._ask = ask_status
+        self._turn = anyio.Lock()
+
+    @classmethod
+    def of_run(cls, run_dir: Path) -> Metrics:
+        return cls(partial(_ask, run_dir))
+
+    def meter(self, engine: E) -> E:
+        """The engine, counted; to its users it is of the same kind."""
+        return cast(E, Meter(engine, self.numbers))
+
+    def route(self) -> Route:
+        return Route("/metrics", self.page, methods=["GET"])
+
+    async def page(self, request: Request) -> Response:
+        """`?names=vllm` gives vLLM's names, for dashboards and routers made for it."""
+        async with self._turn:  # each answer is counted once
+            status = await anyio.to_thread.run_sync(self._ask)
+            if status is not None:
+                self._service.take(status)
+        families = [*self.numbers.families(), *self._service.families()]
+        if request.query_params.get("names") == "vllm":
+            families = vllm(self.numbers, self._service)
+        return Response(render(families, {}), headers={"content-type": CONTENT_TYPE})
+
+
+def _ask(run_dir: Path) -> Status | None:
+    info = read(run_dir)
+    return None if info is None else ask(info)

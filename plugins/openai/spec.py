@@ -1,0 +1,97 @@
+"""`/openapi.json`: what the API takes, written from the types that it is decoded into. Pure."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+
+from octavo.plugins.openai.auth import PUBLIC
+from octavo.plugins.openai.types import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
+
+_REFERENCE = "#/components/schemas/{name}"
+_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+class Operation(NamedTuple):
+    """What one path does. `body` is the type of what is posted."""
+
+    summary: str
+    body: type[msgspec.Struct] | None = None
+    streams: bool = False
+
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("post", "/v1/chat/completions"): Operation("Answer a conversation", ChatBody, streams=True),
+    ("post", "/v1/completions"): Operation("Continue prompts", CompletionBody, streams=True),
+    ("post", "/v1/responses"): Operation("Answer a conversation, as items", ResponsesBody, streams=True),
+    ("get", "/v1/models"): Operation("The model that is served"),
+    ("get", "/v1/models/{id}"): Operation("One model"),
+    ("post", "/v1/embeddings"): Operation("Refused: only text is generated"),
+    ("post", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeBody),
+    ("post", "/detokenize"): Operation("Text of token ids", DetokenizeBody),
+    ("get", "/health"): Operation("Whether a step can run now"),
+    ("get", "/ping"): Operation("Whether this process lives"),
+    ("post", "/ping"): Operation("Whether this process lives"),
+    ("get", "/version"): Operation("The version"),
+    ("get", "/server_info"): Operation("How the server is set up"),
+    ("get", "/model_info"): Operation("What the model is"),
+    ("get", "/openapi.json"): Operation("This document"),
+}
+
+
+def document(version: str) -> dict[str, Any]:
+    """The whole document."""
+    bodies = {operation.body for operation in OPERATIONS.values() if operation.body is not None}
+    schemas, components = msgspec.json.schema_components(
+        sorted(bodies, key=lambda body: body.__name__), ref_template=_REFERENCE
+    )
+    by_type = dict(zip(sorted(bodies, key=lambda body: body.__name__), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for (method, path), operation in OPERATIONS.items():
+        described: dict[str, Any] = {"summary": operation.summary, "responses": _responses(operation)}
+        if operation.body is not None:
+            content = {"application/json": {"schema": by_type[operation.body]}}
+            described["requestBody"] = {"required": True, "content": content}
+        if "{id}" in path:
+            described["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        if path in PUBLIC:
+            described["security"] = []
+        paths.setdefault(path, {})[method] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Octavo", "version": version},
+        "paths": paths,
+        "security": [{"key": []}, {}],
+        "components": {
+            "schemas": {**components, "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": {}}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name="Error")}}}
+    return {
+        str(HTTPStatus.OK.value): {"description": "The answer", "content": content},
+        "default": {"description": "What is wrong", "content": error},
+    }

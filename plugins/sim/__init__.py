@@ -1,0 +1,1 @@
+"""The simulator, calibration and replay: the production cores without processes, clocks or a model."""

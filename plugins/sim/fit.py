@@ -1,0 +1,130 @@
+"""Fits a cost model to a run: least squares over what `step.executed` says of each step, and medians of the hops.
+
+Errors are relative (a step of 10 ms and one of 1 s weigh the same), coefficients are never negative: one that would be
+is left out, and the others are fitted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.plugins.sim.cost import CostFile, CostModel
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+TERMS = ("step", "prefill_token", "decode", "attention", "kv_token")
+"""Coefficients of the model, by column of the work."""
+LEAST_STEPS = 20
+REWEIGHTINGS = 8
+
+
+class FitError(ValueError):
+    """A run that a model cannot be fitted to."""
+
+
+class Hops(NamedTuple):
+    """Medians, in seconds."""
+
+    to_kv: float
+    to_executor: float
+    to_scheduler: float
+    to_client: float
+
+
+def fit(events: Iterable[Mapping[str, Any]], source: str) -> CostFile:
+    """From all events of a run, in any order. Raises `FitError`."""
+    steps: dict[int, dict[str, Mapping[str, Any]]] = {}
+    requests: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for event in events:
+        name = event["event"]
+        if name.startswith("step."):
+            steps.setdefault(event["step"], {})[name] = event
+        elif name in ("request.received", "request.queued"):
+            requests.setdefault(event["request_id"], {})[name] = event
+    executed = [step["step.executed"] for step in steps.values() if "step.executed" in step]
+    executed = [event for event in executed if event["rows"] and event["execute_ns"] > 0]
+    if len(executed) < LEAST_STEPS:
+        raise FitError(
+            f"{source}: {len(executed)} steps with work in its trace, at least {LEAST_STEPS} are needed; "
+            "run it under load, with trace.steps on"
+        )
+    work = np.array(
+        [[1, e["prefill_tokens"], e["decodes"], e["attention"], e["kv_tokens"]] for e in executed], dtype=np.float64
+    )
+    seconds = np.array([e["execute_ns"] for e in executed], dtype=np.float64) / 1e9
+    coefficients = solve(work, seconds)
+    predicted = work @ coefficients
+    errors = np.abs(predicted - seconds) / seconds
+    cost = CostModel(
+        **dict(zip(TERMS, coefficients.tolist(), strict=True)), **_hops(list(steps.values()), requests)._asdict()
+    )
+    return CostFile(
+        cost=cost,
+        steps=len(executed),
+        mean_error=float(errors.mean()),
+        p90_error=float(np.percentile(errors, 90)),
+        bias=float(predicted.sum() / seconds.sum() - 1),
+        source=source,
+    )
+
+
+def solve(work: Floats, seconds: Floats) -> Floats:
+    """Coefficients ≥ 0, shape [terms], that minimise the squared error of `work` [steps, terms] @ them, relative to
+    what is predicted: relative to what was measured, steps that something held up would hardly count."""
+    found = _least_squares(work, seconds, seconds)
+    for _ in range(REWEIGHTINGS):
+        predicted = work @ found
+        found = _least_squares(work, seconds, np.maximum(predicted, predicted.max() * 1e-3))
+    return found
+
+
+def _least_squares(work: Floats, seconds: Floats, unit: Floats) -> Floats:
+    """The error of each step is measured in its `unit`, shape [steps]."""
+    weighted = work / unit[:, None]
+    scale = np.abs(weighted).max(axis=0)
+    kept = np.flatnonzero(scale)  # a term that never occurs has no coefficient
+    found = np.zeros(work.shape[1])
+    while len(kept):
+        solution, *_ = np.linalg.lstsq(weighted[:, kept] / scale[kept], seconds / unit, rcond=1e-9)
+        if (solution >= 0).all():
+            found[kept] = solution / scale[kept]
+            break
+        kept = np.delete(kept, int(solution.argmin()))
+    return found
+
+
+def _hops(steps: list[dict[str, Mapping[str, Any]]], requests: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Hops:
+    """A plan's way is its `ts_ns` to the KV-manager's; a bind's is seen where the executor was free."""
+    defaults = CostModel()
+    to_kv, to_executor, to_scheduler = [], [], []
+    free_ns = 0
+    for step in sorted((s for s in steps if "step.executed" in s), key=lambda s: int(s["step.executed"]["started_ns"])):
+        executed = step["step.executed"]
+        end = executed["started_ns"] + executed["execute_ns"]
+        if (bound := step.get("step.bound")) is not None:
+            if (planned := step.get("step.planned")) is not None:
+                to_kv.append(bound["ts_ns"] - planned["ts_ns"])
+            if bound["ts_ns"] >= free_ns:
+                to_executor.append(executed["started_ns"] - bound["ts_ns"])
+        if (completed := step.get("step.completed")) is not None:
+            to_scheduler.append(completed["ts_ns"] - end)
+        free_ns = end
+    to_client = [
+        pair["request.queued"]["ts_ns"] - pair["request.received"]["received_ns"]
+        for pair in requests.values()
+        if len(pair) == 2
+    ]
+    return Hops(
+        _median(to_kv, defaults.to_kv),
+        _median(to_executor, defaults.to_executor),
+        _median(to_scheduler, defaults.to_scheduler),
+        _median(to_client, defaults.to_client),
+    )
+
+
+def _median(values_ns: list[int], otherwise: float) -> float:
+    return max(0.0, float(np.median(values_ns))) / 1e9 if values_ns else otherwise

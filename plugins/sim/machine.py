@@ -1,0 +1,176 @@
+"""One replica on a virtual clock: the production scheduler and KV-manager, an executor, and what lies between them.
+
+    client ─▶ scheduler ─StepPlan─▶ KV-manager ─StepPlan+StepBind─▶ executor ─StepResult─▶ scheduler ─▶ client
+                  ◀────────StepAck──────┘                            (one step at a time, as long as its cost says)
+
+Nothing is re-implemented: the cores decide, and plan ahead as they do in the daemon. Only time is made up, by the cost
+model. Knows nothing of workloads or metrics: `Clients` says who asks what, and `observe` hears every event.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Protocol, TypeAlias
+
+from octavo.core.config.schema import Config
+from octavo.core.kv.build import build as build_kv
+from octavo.core.machine import Core
+from octavo.core.messages import (
+    Body,
+    Deltas,
+    Enqueue,
+    Facts,
+    PeerUp,
+    Refused,
+    Role,
+    StepBind,
+    StepPlan,
+    StepResult,
+    Tick,
+)
+from octavo.core.scheduler.build import build as build_scheduler
+from octavo.core.trace.catalogue import Event, RequestReceived, RequestTokenized, StepExecuted
+from octavo.core.work import step_work
+from octavo.plugins.sim.cost import CostModel
+
+S, K, E, T = Role.SCHEDULER, Role.KV, Role.EXECUTOR, Role.TOKENIZER
+
+Observe: TypeAlias = Callable[[int, Role, Event], None]
+"""Hears (virtual ns, whose, event)."""
+
+
+class Runs(Protocol):
+    """As much of an executor as a simulation needs."""
+
+    def execute(self, plan: StepPlan, bind: StepBind) -> StepResult: ...
+
+
+class Clients(Protocol):
+    """Those who ask. Times are virtual ns."""
+
+    def due(self) -> int | None:
+        """When the next request is sent; None if nobody will ask before an answer comes."""
+        ...
+
+    def ask(self, now_ns: int) -> Enqueue:
+        """The request that is due."""
+        ...
+
+    def hear(self, now_ns: int, answer: Deltas | Refused) -> Iterable[Event]:
+        """What came back; what that means to them, as their tokenizer would say it."""
+        ...
+
+
+class Machine:
+    """`run` until nothing is left to happen."""
+
+    def __init__(
+        self, config: Config, facts: Facts, cost: CostModel, executor: Runs, clients: Clients, observe: Observe
+    ) -> None:
+        self._cost = cost
+        self._executor = executor
+        self._clients = clients
+        self._observe = observe
+        self._cores: dict[Role, Core] = {S: build_scheduler(config, facts, 1), K: build_kv(config, facts, 1)}
+        self._events: list[tuple[int, int, Role, tuple[Body, ...]]] = []
+        """(when, in which order, to whom, what)"""
+        self._order = count()
+        self._wakeups: dict[Role, int | None] = {S: None, K: None}
+        self._executor_free_ns = 0
+        self._hops = {
+            (S, K): _ns(cost.to_kv),
+            (K, S): _ns(cost.to_kv),
+            (K, E): _ns(cost.to_executor),
+            (E, S): _ns(cost.to_scheduler),
+            (S, T): _ns(cost.to_client),
+            (T, S): _ns(cost.to_client),
+        }
+        self.now_ns = 0
+        for role, peers in ((K, (S, E)), (S, (T, K, E))):
+            for peer in peers:
+                self._post(0, role, PeerUp(peer, 1))
+
+    def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """`tick` is called now and then, to show progress."""
+        for step in count():
+            if step % 4096 == 0:
+                tick()
+            due = self._clients.due()
+            if due is not None and (not self._events or due <= self._events[0][0]):
+                self.now_ns = max(self.now_ns, due)
+                self._ask(self._clients.ask(self.now_ns))
+            elif self._events:
+                self.now_ns, _, role, messages = heapq.heappop(self._events)
+                self._deliver(role, messages)
+            else:
+                return
+
+    def _post(self, when_ns: int, role: Role, *messages: Body) -> None:
+        heapq.heappush(self._events, (when_ns, next(self._order), role, messages))
+
+    def _deliver(self, role: Role, messages: tuple[Body, ...]) -> None:
+        if role is E:
+            plan, bind = messages
+            assert isinstance(plan, StepPlan)
+            assert isinstance(bind, StepBind)
+            self._execute(plan, bind)
+        elif role is T:
+            (answer,) = messages
+            assert isinstance(answer, Deltas | Refused)
+            self._tell(T, self._clients.hear(self.now_ns, answer))
+        else:
+            (message,) = messages
+            if isinstance(message, Tick):
+                if self._wakeups[role] != self.now_ns:
+                    return  # another message came first, and changed its mind
+                self._wakeups[role] = None
+            self._apply(role, message)
+
+    def _ask(self, asked: Enqueue) -> None:
+        received = RequestReceived(
+            request_id=asked.request_id, trace_id="", attempt=0, tenant=asked.tenant, received_ns=self.now_ns
+        )
+        tokenized = RequestTokenized(
+            request_id=asked.request_id, prompt_tokens=len(asked.ids), max_tokens=asked.max_tokens, n=1
+        )
+        self._tell(T, (received, tokenized))
+        self._post(self.now_ns + self._hops[T, S], S, asked)
+
+    def _apply(self, role: Role, message: Body) -> None:
+        outputs = self._cores[role].apply(self.now_ns, message)
+        wakeup_ns = None if outputs.wakeup_ns is None else max(outputs.wakeup_ns, self.now_ns + 1)
+        if wakeup_ns is not None and wakeup_ns != self._wakeups[role]:
+            self._post(wakeup_ns, role, Tick())
+        self._wakeups[role] = wakeup_ns
+        self._tell(role, outputs.events)
+        for out in outputs.messages:
+            parts = (message, out.message) if isinstance(out.message, StepBind) else (out.message,)
+            self._post(self.now_ns + self._hops[role, out.role], out.role, *parts)
+
+    def _execute(self, plan: StepPlan, bind: StepBind) -> None:
+        """Steps run one after the other, in the order in which they were bound."""
+        started = max(self.now_ns, self._executor_free_ns)
+        work = step_work(plan, bind)
+        result = self._executor.execute(plan, bind)
+        finished = started + _ns(self._cost.duration_s(work))
+        self._executor_free_ns = finished
+        executed = StepExecuted(
+            step=plan.step,
+            rows=len(result.slot),
+            tokens=len(result.tokens),
+            started_ns=started,
+            execute_ns=finished - started,
+            **work._asdict(),
+        )
+        self._tell(E, (executed,))
+        self._post(finished + self._hops[E, S], S, result)
+
+    def _tell(self, role: Role, events: Iterable[Event]) -> None:
+        for event in events:
+            self._observe(self.now_ns, role, event)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

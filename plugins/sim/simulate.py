@@ -1,0 +1,56 @@
+"""Runs one variant: a configuration against a workload, to its summary. The same inputs give the same summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from octavo.core.config.schema import Config
+from octavo.core.messages import Role
+from octavo.core.plugins import resolve
+from octavo.core.trace.catalogue import Event
+from octavo.plugins.sim.clients import Load
+from octavo.plugins.sim.cost import CostModel
+from octavo.plugins.sim.lean import LeanExecutor
+from octavo.plugins.sim.machine import Machine, Runs
+from octavo.plugins.sim.metrics import Slo
+from octavo.plugins.sim.summary import Listener, Summary
+from octavo.plugins.sim.workload import Workload
+from octavo.plugins.sim.write import TraceWriter
+
+
+class Variant(NamedTuple):
+    name: str
+    config: Config
+
+
+def simulate(
+    variant: Variant,
+    workload: Workload,
+    cost: CostModel,
+    slo: Slo,
+    *,
+    verify: bool = False,
+    out: Path | None = None,
+    progress: Callable[[int], None] = lambda finished: None,
+) -> Summary:
+    """`verify` runs the ghost, which checks every read of the KV; `out` gets the events as a daemon would write them.
+    `progress` hears how many requests are finished."""
+    config = variant.config
+    ghost = resolve("octavo.executor", "ghost").load(config)
+    executor: Runs = ghost if verify else LeanExecutor(config.scheduler.max_sequences)
+    load = Load(workload)
+    listener = Listener(load.measured)
+    if out is None:
+        Machine(config, ghost.facts, cost, executor, load, listener).run(lambda: progress(load.finished))
+    else:
+        with TraceWriter(out, config) as writer:
+
+            def both(now_ns: int, role: Role, event: Event) -> None:
+                listener(now_ns, role, event)
+                writer.write(now_ns, role, event)
+
+            Machine(config, ghost.facts, cost, executor, load, both).run(lambda: progress(load.finished))
+    progress(load.finished)
+    return listener.summary(variant.name, load.finished, slo)

@@ -1,0 +1,105 @@
+"""Attention cases for the kernels: pools full of NaN where nothing was written, and what must come out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cuda import reference
+from octavo.kernels.cuda.launch import DECODE_ROWS, PREFILL_ROWS, Heads, Kernels, Step
+from octavo.kernels.cuda.plan import Query, plan
+from octavo.kernels.cuda.pool import PoolLayout
+
+
+@dataclass(frozen=True)
+class Case:
+    """`lengths` are (query tokens, context length) of each sequence."""
+
+    lengths: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype = torch.bfloat16
+    block_size: int = 16
+    split: int = 0
+    window: int = 0
+    soft_cap: float = 0.0
+
+    @property
+    def spec(self) -> Heads:
+        blocks = sum(-(-length // self.block_size) for _, length in self.lengths) + 1
+        scales = (0.02, 0.05) if self.kv_dtype.itemsize == 1 else (1.0, 1.0)
+        layout = PoolLayout(blocks, self.block_size, self.kv_heads, self.head_dim, self.kv_dtype)
+        return Heads(self.heads, self.dtype, layout, self.head_dim**-0.5, self.soft_cap, self.window, *scales)
+
+
+def run(kernels: Kernels, case: Case, rows: int) -> tuple[Tensor, Tensor]:
+    """What the kernels give and what they should, [tokens, heads, head_dim]."""
+    spec, generator = case.spec, torch.Generator().manual_seed(len(case.lengths))
+    layout = spec.layout
+    tokens = sum(n for n, _ in case.lengths)
+    q = torch.randn(tokens, case.heads, case.head_dim, generator=generator).to(case.dtype)
+    kv = torch.full((2, layout.blocks * case.block_size, case.kv_heads, case.head_dim), torch.nan)
+    order = torch.randperm(layout.blocks, generator=generator).int()
+    tables = torch.zeros(len(case.lengths), layout.blocks, dtype=torch.int32)
+    queries, positions, at, first = [], [], 0, 0
+    for i, (n, length) in enumerate(case.lengths):
+        blocks = -(-length // case.block_size)
+        tables[i, :blocks] = order[at : at + blocks]
+        at += blocks
+        written = torch.arange(length)
+        slots = tables[i].long()[written // case.block_size] * case.block_size + written % case.block_size
+        kv[:, slots] = torch.randn(2, length, case.kv_heads, case.head_dim, generator=generator)
+        queries.append(Query(i, first, n, length))
+        positions.append(torch.arange(length - n, length))
+        first += n
+    scales = torch.tensor([spec.key_scale, spec.value_scale]).view(2, 1, 1, 1)
+    pool = layout.pack(kv / scales)
+    stored = layout.unpack(pool).float() * scales
+
+    step = Step(torch.cat(positions).int(), torch.empty(0), torch.arange(tokens).int(), tables)
+    staged = kernels.stage(plan(queries, spec.group, rows, case.split, case.window), spec)
+    staged.part_out.fill_(torch.nan)
+    staged.part_lse.fill_(torch.nan)
+    out = torch.full_like(q, torch.nan)
+    kernels.attention(spec, step, staged, q, pool, out)
+    expected = reference.attention(
+        q,
+        stored,
+        tables,
+        queries,
+        block_size=case.block_size,
+        scale=spec.scale,
+        soft_cap=case.soft_cap,
+        window=case.window,
+    )
+    return out, expected
+
+
+DECODES = {
+    "gqa": Case(((1, 130), (1, 17), (1, 1), (2, 77))),
+    "mha": Case(((1, 50), (1, 33)), heads=2, kv_heads=2),
+    "mqa fp16": Case(((1, 100),), heads=16, kv_heads=1, dtype=torch.float16, kv_dtype=torch.float16),
+    "fp8": Case(((1, 130), (1, 17), (2, 40)), kv_dtype=torch.float8_e4m3fn),
+    "split": Case(((1, 200), (1, 17), (2, 100)), split=32),
+    "window, cap, blocks of 32": Case(((1, 130), (2, 50)), window=40, soft_cap=5.0, block_size=32),
+    "fp8 split": Case(((1, 130),), kv_dtype=torch.float8_e4m3fn, split=64, block_size=48),
+}
+PREFILLS = {
+    "gqa": Case(((70, 130), (5, 5), (1, 40), (33, 33))),
+    "mqa of 3, fp16": Case(((50, 60),), heads=3, kv_heads=1, dtype=torch.float16, kv_dtype=torch.float16),
+    "fp8": Case(((40, 75),), kv_dtype=torch.float8_e4m3fn),
+    "split, window, cap": Case(((40, 150), (3, 3)), split=64, window=70, soft_cap=5.0, block_size=32),
+}
+WIDTHS = {80: torch.bfloat16, 96: torch.bfloat16, 128: torch.bfloat16, 256: torch.bfloat16, 32: torch.float8_e4m3fn}
+
+
+def wide(head_dim: int) -> Case:
+    """A small case for heads of that size, decode and prefill alike."""
+    return Case(((2, 37), (3, 20)), heads=2, kv_heads=1, head_dim=head_dim, kv_dtype=WIDTHS[head_dim])
+
+
+BOTH = {"decode": DECODE_ROWS, "prefill": PREFILL_ROWS}

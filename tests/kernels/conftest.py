@@ -1,0 +1,97 @@
+"""Kernels on the emulator: every instance that the tests use is compiled once, files in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import torch
+
+from octavo.kernels.cuda.emulator import Emulator
+from octavo.kernels.cuda.launch import Kernels, append_instance, attention_instance, merge_instance
+from octavo.kernels.cuda.sources import HERE, Instance
+from tests.kernels.bench import BOTH, DECODES, PREFILLS, WIDTHS, Case, wide
+
+Maker: TypeAlias = Callable[[int], Kernels]
+"""An order of execution to kernels; odd orders have bulk copies late, orders 2 and 3 have cp.async in their place."""
+
+THREADS = 64
+PROBES = [
+    "probe_narrow",
+    "probe_widen",
+    "probe_noise",
+    "probe_mma",
+    "probe_lost_barrier",
+    "probe_race",
+    "probe_early_read",
+]
+
+
+def bulk_in(order: int) -> bool:
+    return order not in (2, 3)
+
+
+def instances() -> list[Instance]:
+    cases = [(case, BOTH["decode"]) for case in DECODES.values()] + [
+        (case, BOTH["prefill"]) for case in PREFILLS.values()
+    ]
+    cases += [(wide(size), rows) for size in WIDTHS for rows in BOTH.values()]
+    found = []
+    for case, rows in cases:
+        for bulk in (False, True):
+            instance, _, _ = attention_instance(case.spec, rows, bulk=bulk, shared_limit=227 * 1024)
+            if bulk or case.head_dim == 64:  # other widths run with bulk copies only
+                found.append(instance)
+        if case.split:
+            found.append(merge_instance(case.spec, rows))
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        spec = Case(((1, 1),), kv_dtype=dtype).spec
+        found += [append_instance(spec, interleaved=interleaved) for interleaved in (False, True)]
+    found.append(append_instance(Case(((1, 1),), dtype=torch.float16, kv_dtype=torch.float16).spec, interleaved=False))
+    found += [Instance("copy_blocks.cu", "copy_blocks"), Instance("sample.cu", f"sample<{THREADS}>")]
+    for name in ("bf16", "f16", "float"):
+        found += [
+            Instance("add_rmsnorm.cu", f"add_rmsnorm<{name},{THREADS}>"),
+            Instance("silu_mul.cu", f"silu_mul<{name}>"),
+        ]
+    found += [Instance("logits.cu", f"logits<{name},{THREADS}>") for name in ("bf16", "float")]
+    return found
+
+
+@pytest.fixture(scope="session")
+def emulator() -> Emulator:
+    made = Emulator()
+    made.prepare(instances())
+    return made
+
+
+@pytest.fixture(scope="session")
+def kernels(emulator: Emulator) -> Maker:
+    return lambda order: Kernels(
+        emulator.ordered(order, bulk=bulk_in(order)), torch.device("cpu"), threads=THREADS, sampling_threads=THREADS
+    )
+
+
+@pytest.fixture(scope="session")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """Sources of the tests beside those of the kernels."""
+    folder = tmp_path_factory.mktemp("probes")
+    for path in (*Path(__file__).parent.glob("*.cu"), *sources()):
+        (folder / path.name).write_bytes(path.read_bytes())
+    made = Emulator(folder=folder)
+    made.prepare([Instance("probes.cu", name) for name in PROBES])
+    return made
+
+
+def sources() -> Iterator[Path]:
+    yield from (path for pattern in ("*.cuh", "*.h") for path in HERE.glob(pattern))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

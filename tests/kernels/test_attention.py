@@ -1,0 +1,68 @@
+"""Attention kernels against fp64 torch on the emulator: thread orders, late copies, NaN where nothing was written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.kernels.cuda.launch import DECODE_ROWS, PREFILL_ROWS
+from octavo.kernels.cuda.plan import Query, plan
+from tests.kernels.bench import BOTH, DECODES, PREFILLS, WIDTHS, run, wide
+from tests.kernels.conftest import Maker
+
+ORDERS = (0, 1, 2, 3, 7)
+
+
+def close(out: Tensor, expected: Tensor) -> None:
+    """Weights are rounded to 16 bits once and results once more; fp32 in between."""
+    step = torch.finfo(out.dtype).eps
+    assert ((out.double() - expected).abs() <= step * (1.0 + expected.abs())).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", DECODES)
+def test_decode(kernels: Maker, name: str, order: int) -> None:
+    close(*run(kernels(order), DECODES[name], DECODE_ROWS))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", PREFILLS)
+def test_prefill(kernels: Maker, name: str, order: int) -> None:
+    close(*run(kernels(order), PREFILLS[name], PREFILL_ROWS))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("head_dim", WIDTHS)
+def test_head_sizes(kernels: Maker, head_dim: int, kind: str) -> None:
+    close(*run(kernels(1), wide(head_dim), BOTH[kind]))
+
+
+def test_a_split_stays_where_it_is_as_a_sequence_grows() -> None:
+    """What was a whole part of a context stays one, and company changes no request's work."""
+    for length in range(1, 200):
+        made = plan([Query(0, 0, 1, length)], 4, DECODE_ROWS, split=64)
+        ranges = [(int(work[4]), int(work[5])) for work in made.works]
+        assert ranges == [(at, min(at + 64, length)) for at in range(0, length, 64)]
+        crowd = plan([Query(0, 1, 1, 99), Query(1, 0, 1, length)], 4, DECODE_ROWS, split=64)
+        assert [(int(work[4]), int(work[5])) for work in crowd.works if work[0] == 1] == ranges
+
+
+@pytest.mark.parametrize("window", [0, 1, 20])
+def test_work_covers_every_row_and_every_key_that_it_sees(window: int) -> None:
+    queries = [Query(0, 0, 70, 100), Query(1, 70, 1, 33), Query(2, 71, 5, 5)]
+    made = plan(queries, 3, PREFILL_ROWS, split=48, window=window)
+    for query in queries:
+        for row in range(query.tokens * 3):
+            position = query.length - query.tokens + row // 3
+            seen = [
+                key
+                for table, _, first, end, key0, key_end, _, _ in made.works.tolist()
+                if table == query.table and first <= row < end
+                for key in range(key0, key_end)
+            ]
+            assert len(seen) == len(set(seen))
+            assert set(range(max(0, position + 1 - window) if window else 0, position + 1)) <= set(seen)
+    parts = [int(work[6]) for work in made.works if work[6] >= 0]
+    assert parts == list(range(made.parts))
+    assert sorted(p for m in made.merges for p in range(m[3], m[3] + m[4])) == parts

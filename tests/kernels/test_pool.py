@@ -1,0 +1,104 @@
+"""The pool's layout: one to one, and the same in Python and CUDA. Also what writes it: append and block copies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from octavo.kernels.cuda import reference
+from octavo.kernels.cuda.launch import Heads, Step
+from octavo.kernels.cuda.pool import PoolLayout
+from tests.kernels.bench import Case
+from tests.kernels.conftest import Maker
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8])
+def test_pack_and_unpack_are_inverse(head_dim: int, dtype: torch.dtype) -> None:
+    if dtype == FP8 and head_dim % 32:
+        with pytest.raises(ValueError, match="multiple of 32"):
+            PoolLayout(1, 16, 1, head_dim, dtype)
+        return
+    layout = PoolLayout(3, 32, 2, head_dim, dtype)
+    kv = torch.randn(2, 96, 2, head_dim).to(dtype)
+    pool = layout.pack(kv)
+    assert pool.shape == (3, layout.block_bytes)
+    assert torch.equal(layout.unpack(pool).float(), kv.float())
+    moved = layout.unpack(pool[[2, 0, 1]]).float()
+    assert torch.equal(moved[:, :32], kv[:, 64:].float())
+
+
+def test_what_no_kernel_can_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="block_size is 24"):
+        PoolLayout(1, 24, 1, 64, torch.bfloat16)
+    with pytest.raises(ValueError, match="head_dim is 72"):
+        PoolLayout(1, 16, 1, 72, torch.bfloat16)
+
+
+def angles(positions: int, rotated: int) -> torch.Tensor:
+    turns = torch.outer(torch.arange(positions).float(), 1.0 / 100 ** (torch.arange(0, rotated, 2) / rotated))
+    return torch.cat((turns.cos(), turns.sin()), dim=1)
+
+
+@pytest.mark.parametrize("order", [0, 3])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotated", [64, 32])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])
+def test_append(
+    kernels: Maker, kv_dtype: torch.dtype, normed: bool, rotated: int, interleaved: bool, order: int
+) -> None:
+    spec = Case(((1, 60),), kv_dtype=kv_dtype, block_size=32).spec
+    append(kernels, spec, normed, rotated, interleaved, order)
+
+
+def test_append_fp16(kernels: Maker) -> None:
+    append(kernels, Case(((1, 60),), dtype=torch.float16, kv_dtype=torch.float16).spec, True, 64, False, 1)
+
+
+def append(kernels: Maker, spec: Heads, normed: bool, rotated: int, interleaved: bool, order: int) -> None:
+    layout, d = spec.layout, spec.layout.head_dim
+    all_heads, kv_heads = spec.heads + 2 * layout.kv_heads, layout.kv_heads
+    spec = dataclasses.replace(spec, key_scale=0.5, value_scale=0.25) if layout.dtype == FP8 else spec
+    qkv = torch.randn(5, all_heads * d).to(spec.dtype)
+    qkv[0, -1] = 1e4  # saturates fp8
+    slots = torch.tensor([0, 17, -1, 33, layout.blocks * layout.block_size - 1])
+    step = Step(torch.tensor([0, 1, 2, 30, 7], dtype=torch.int32), slots, torch.empty(0), torch.empty(0))
+    norms = (torch.rand(2, d) + 0.5).to(spec.dtype) if normed else (None, None)
+    table = angles(40, rotated)
+    pool = layout.allocate()
+    q = kernels(order).append_kv(
+        spec, step, qkv, pool, table, interleaved=interleaved, query_norm=norms[0], key_norm=norms[1], eps=1e-5
+    )
+    heads = qkv.view(5, all_heads, d).float()
+    queries, keys, values = torch.tensor_split(heads, (spec.heads, spec.heads + kv_heads), dim=1)
+    if norms[0] is not None and norms[1] is not None:
+        queries, keys = reference.rmsnorm(queries, norms[0], 1e-5), reference.rmsnorm(keys, norms[1], 1e-5)
+    turned = [reference.rotate(x, table[step.positions], interleaved=interleaved) for x in (queries, keys)]
+    written = slots >= 0
+    eps = torch.finfo(layout.dtype).eps
+    expected = turned[0].masked_fill(~written.view(-1, 1, 1), 0)
+    torch.testing.assert_close(q.float(), expected, rtol=torch.finfo(spec.dtype).eps, atol=1e-5)
+    stored = layout.unpack(pool).float()
+    scales = (spec.key_scale, spec.value_scale)
+    for kept, new, scale in zip(stored, (turned[1], values), scales, strict=True):
+        want = torch.zeros_like(kept)
+        scaled = new[written] / scale
+        want[slots[written]] = (scaled.clamp(-448, 448) if layout.dtype == FP8 else scaled).to(layout.dtype).float()
+        torch.testing.assert_close(kept, want, rtol=eps, atol=1e-3)
+        assert (kept == want).float().mean() > 0.99  # but for sums that fall between two numbers
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_blocks_are_copied_as_if_at_once(kernels: Maker, order: int) -> None:
+    layout = PoolLayout(6, 16, 1, 64, torch.bfloat16)
+    pools = [torch.randint(0, 255, (6, layout.block_bytes), dtype=torch.uint8) for _ in range(2)]
+    before = [pool.clone() for pool in pools]
+    kernels(order).copy_blocks(pools, [(0, 5), (3, 4)])
+    kernels(order).copy_blocks(pools, [(1, 2), (2, 3), (0, 1)])  # a chain: needs what it overwrites
+    for pool, old in zip(pools, before, strict=True):
+        assert torch.equal(pool, old[[0, 0, 1, 2, 3, 0]])

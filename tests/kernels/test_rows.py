@@ -1,0 +1,121 @@
+"""Kernels that work on rows: norm, activation, and sampling against the executors' own sampler."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.core.messages import Sampling
+from octavo.executors.sampling import Context
+from octavo.executors.sampling import sample as expected_token
+from octavo.kernels.cuda import reference
+from octavo.kernels.cuda.draws import IN_PROMPT, Draws, draws
+from tests.kernels.conftest import Maker
+
+TYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.mark.parametrize("order", [0, 1, 3])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_add_rmsnorm(kernels: Maker, dtype: torch.dtype, order: int) -> None:
+    x, residual, weight = (torch.randn(3, 136).to(dtype) for _ in range(3))
+    summed = (x.float() + residual.float()).to(dtype)
+    out = kernels(order).add_rmsnorm(x, residual, weight[0], 1e-5)
+    assert torch.equal(residual, summed)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(out.float(), reference.rmsnorm(summed, weight[0], 1e-5), rtol=eps, atol=1e-6)
+    alone = kernels(order).add_rmsnorm(x, None, weight[0], 1e-5)
+    torch.testing.assert_close(alone.float(), reference.rmsnorm(x, weight[0], 1e-5), rtol=eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_silu_mul(kernels: Maker, dtype: torch.dtype) -> None:
+    gate_up = (torch.randn(5, 208) * 4).to(dtype)
+    got, want = kernels(0).silu_mul(gate_up), reference.silu_mul(gate_up)
+    torch.testing.assert_close(got.float(), want, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+VOCABULARY = 333
+SAMPLINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0, seed=1),
+    Sampling(temperature=0.7, top_k=1, seed=2),
+    Sampling(temperature=1.3, top_k=20, seed=-3),
+    Sampling(temperature=1.0, top_p=0.5, seed=2**63 - 1),
+    Sampling(temperature=2.0, top_p=0.95, seed=5),
+    Sampling(temperature=1.5, top_k=40, top_p=0.8, min_p=0.02, seed=6),
+    Sampling(temperature=1.0, min_p=0.3, seed=7),
+    Sampling(temperature=1e-9, seed=8),
+    Sampling(temperature=0.0, repetition=1.5, presence=0.3, frequency=0.4),
+    Sampling(temperature=0.0, presence=-0.5),
+    Sampling(temperature=0.9, repetition=1.2, presence=-0.5, frequency=0.1, top_p=0.9, seed=9),
+]
+IDS = [5, 7, 7, 11, 3, 3, 3, 20]
+PROMPT = 4
+
+
+def packed(choice: int) -> tuple[Draws, Tensor]:
+    """The draws of SAMPLINGS for a sequence IDS, and its counts."""
+    rows = draws(len(SAMPLINGS))
+    for i, sampling in enumerate(SAMPLINGS):
+        for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "top_k"):
+            rows[name][i] = getattr(sampling, name)
+        rows["seed"][i] = sampling.seed & 0xFFFFFFFFFFFFFFFF
+    rows["choice"], rows["position"], rows["counts"] = choice, len(IDS), 0
+    counts = torch.zeros(1, VOCABULARY, dtype=torch.int32)
+    for i, token in enumerate(IDS):
+        counts[0, token] = counts[0, token] | IN_PROMPT if i < PROMPT else counts[0, token] + 1
+    return rows, counts
+
+
+KINDS = ("smooth", "ties", "seen")
+
+
+def rows_of(kind: str, seed: int) -> Tensor:
+    """Logits: smooth, so coarse that most tokens tie with others, or such that what was seen is likely."""
+    made = torch.randn(len(SAMPLINGS), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+    if kind == "seen":
+        made[:, IDS] = made[:, IDS] / 20 + 10
+    return made.round().to(torch.bfloat16) if kind == "ties" else made
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_the_executors_sampler(kernels: Maker, kind: str, order: int) -> None:
+    """Seeds, choices and positions included: the device draws what the CPU draws."""
+    for seed in range(4):
+        rows = rows_of(kind, seed)
+        drawn, counts = packed(choice=seed)
+        tokens = kernels(order).sample(rows, drawn, counts=counts)
+        expected = [
+            expected_token(row, Context(sampling, seed, PROMPT, IDS))
+            for row, sampling in zip(rows.float().numpy(), SAMPLINGS, strict=True)
+        ]
+        assert tokens.tolist() == expected
+
+
+def test_masks_and_bias(kernels: Maker) -> None:
+    rows = rows_of("smooth", 9)
+    drawn, _ = packed(0)
+    drawn["counts"], drawn["allowed"] = -1, 0
+    allowed = torch.zeros(-(-VOCABULARY // 32) * 32, dtype=torch.bool)
+    allowed[[40, 90, 200, 332]] = True
+    bits = np.packbits(allowed.numpy(), bitorder="little").view(np.int32)
+    mask = torch.from_numpy(bits.copy()).view(1, -1)
+    tokens = kernels(1).sample(rows, drawn, allowed=mask)
+    assert set(tokens.tolist()) <= {40, 90, 200, 332}
+    drawn["bias"][:], drawn["bias_end"][:] = 0, 2
+    bias = (torch.tensor([41, 90], dtype=torch.int32), torch.tensor([1000.0, 500.0], dtype=torch.float64))
+    assert kernels(1).sample(rows, drawn, allowed=mask, bias=bias).tolist() == [90] * len(rows)
+    drawn["allowed"] = -1
+    assert kernels(1).sample(rows, drawn, bias=bias).tolist() == [41] * len(rows)
+
+
+def test_a_row_that_is_not_finite_gives_no_token(kernels: Maker) -> None:
+    rows = rows_of("smooth", 2)[:4].clone()
+    rows[0, 5], rows[1, 6], rows[2] = torch.nan, torch.inf, -torch.inf
+    drawn = draws(4)
+    drawn["temperature"] = [0, 1, 0, 0]
+    assert kernels(0).sample(rows, drawn).tolist() == [-1, -1, -1, int(rows[3].argmax())]

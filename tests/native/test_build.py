@@ -1,0 +1,55 @@
+"""Where the library comes from, and what is said when it cannot come."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from octavo.kernels.cpu import build
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that writes what it was asked into its output file, at once."""
+    path = tmp_path / "fake-c++"
+    path.write_text(
+        '#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1; exit; fi\n'
+        'all="$*"\nwhile [ $# -gt 1 ]; do shift; done\necho "$all" > "$1"\n'
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(path))
+    return path
+
+
+def test_a_library_is_built_once(compiler: Path, tmp_path: Path) -> None:
+    first = build.library(tmp_path / "cache")
+    stamp = first.stat().st_mtime_ns
+    assert build.library(tmp_path / "cache") == first
+    assert first.stat().st_mtime_ns == stamp
+    assert list((tmp_path / "cache").iterdir()) == [first]
+
+
+def test_other_flags_or_another_compiler_make_another_library(compiler: Path, tmp_path: Path) -> None:
+    first = build.library(tmp_path / "cache")
+    second = build.library(tmp_path / "cache", ("-O1",))
+    compiler.write_text(compiler.read_text().replace("fake 1", "fake 2"))
+    assert len({first, second, build.library(tmp_path / "cache")}) == 3
+
+
+def test_a_compiler_that_fails_is_quoted(compiler: Path, tmp_path: Path) -> None:
+    compiler.write_text(
+        compiler.read_text().replace("echo fake 1; exit;", "echo fake; exit;") + "echo no >&2; exit 7\n"
+    )
+    with pytest.raises(build.BuildError, match=r"ended with 7:\nno"):
+        build.library(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_without_a_compiler_the_other_executor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(build.BuildError, match=r'executor.kind = "cpu"'):
+        build.library(tmp_path / "cache")

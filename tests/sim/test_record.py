@@ -1,0 +1,91 @@
+"""Recording never holds an actor up, and a recording that was cut short can be gone on with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from octavo.core.config.load import ConfigError, load
+from octavo.core.config.schema import TraceConfig
+from octavo.core.machine import Outbound, Outputs
+from octavo.core.messages import Facts, Matched, PeerUp, Role, Tick, encode
+from octavo.core.trace.emit import Emitter
+from octavo.core.trace.record import Applied, Lost, Recorder, Started, digest, frames, record_path
+
+FACTS = Facts(model_id="m", context=9, vocab_size=9, block_size=1, total_blocks=9, block_bytes=1, cache_seed=b"s")
+NOTHING = Outputs([], [])
+
+
+@contextmanager
+def recording(folder: Path, limit: int = 1000) -> Iterator[tuple[Emitter, Recorder]]:
+    with Emitter(folder, Role.KV, TraceConfig(), limit=limit) as emitter:
+        recorder = Recorder(folder, Role.KV, emitter)
+        yield emitter, recorder
+    recorder.close()
+
+
+def test_what_was_told_is_read_back_in_order(tmp_path: Path) -> None:
+    with recording(tmp_path) as (_, recorder):
+        recorder.started(3, FACTS)
+        recorder.clock()
+        recorder.clock()
+        recorder.applied(5, PeerUp(Role.SCHEDULER, 3), NOTHING)
+        recorder.applied(6, Tick(), NOTHING)
+    started, first, second = frames(record_path(tmp_path, Role.KV))
+    assert started == Started(3, FACTS)
+    assert isinstance(first, Applied)
+    assert isinstance(second, Applied)
+    assert (first.now_ns, encode(first.body()), len(first.clock)) == (5, encode(PeerUp(Role.SCHEDULER, 3)), 2)
+    assert (second.now_ns, encode(second.body()), second.clock) == (6, encode(Tick()), [])
+
+
+def test_a_digest_tells_receivers_messages_and_wakeups_apart() -> None:
+    def sent(role: Role = Role.SCHEDULER, cached: int = 4, wakeup: int | None = None) -> bytes:
+        return digest(Outputs([Outbound(role, Matched(1, cached))], [], wakeup))
+
+    assert sent() == sent()
+    assert len({sent(), sent(role=Role.KV), sent(cached=5), sent(wakeup=1), digest(NOTHING)}) == 5
+
+
+def test_a_full_queue_loses_frames_and_says_how_many(tmp_path: Path) -> None:
+    """The writer is held up by a job of our own until the queue has overflowed."""
+    held, hold = threading.Event(), threading.Event()
+
+    def block() -> None:
+        held.set()
+        hold.wait(30)
+
+    with recording(tmp_path, limit=3) as (emitter, recorder):
+        assert emitter.defer(block)
+        assert held.wait(30)
+        for now in range(10):
+            recorder.applied(now, Tick(), NOTHING)
+        hold.set()
+        while not any(isinstance(frame, Lost) for frame in frames(record_path(tmp_path, Role.KV))):
+            recorder.applied(99, Tick(), NOTHING)
+    told = list(frames(record_path(tmp_path, Role.KV)))
+    assert [frame.now_ns for frame in told[:3] if isinstance(frame, Applied)] == [0, 1, 2]
+    assert isinstance(told[3], Lost)
+    assert told[3].messages >= 7
+
+
+def test_a_recording_cut_by_a_death_is_gone_on_with(tmp_path: Path) -> None:
+    path = record_path(tmp_path, Role.KV)
+    with recording(tmp_path) as (_, recorder):
+        recorder.applied(1, Tick(), NOTHING)
+    whole = path.read_bytes()
+    for cut in range(1, len(whole)):
+        path.write_bytes(whole + whole[:cut])
+        assert len(list(frames(path))) == 1
+        with recording(tmp_path) as (_, recorder):
+            recorder.applied(2, Tick(), NOTHING)
+        assert [frame.now_ns for frame in frames(path) if isinstance(frame, Applied)] == [1, 2]
+
+
+def test_recording_needs_the_trace() -> None:
+    with pytest.raises(ConfigError, match=r"trace.record .*trace.enabled"):
+        load(None, {}, ["trace.record=true", "trace.enabled=false"])
