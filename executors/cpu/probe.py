@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.layout import PoolShape, Span, build
 from octavo.executors.cpu.linear import Backend, Linear, RowCounts
 from octavo.executors.cpu.llama import Arithmetic, KvPool, Llama
@@ -26,7 +27,7 @@ _TILES = (1, 2, 3, 4, 6, 8, 16, 64)
 _ANCHOR_TILE = 16
 
 
-class NotExactError(RuntimeError):
+class NotExactError(ModelError):
     """No arithmetic was found that is independent of the batch."""
 
 

@@ -27,7 +27,7 @@ _UNITS = ("dispatch", "matrix", "step", "team", "isa_plain")
 _TIMEOUT_S = 600
 
 
-class BuildError(RuntimeError):
+class BuildError(OSError):
     """The library could not be built; the text says what was run and what is lost without it."""
 
 

@@ -18,7 +18,7 @@ _SHARED_OPT_IN = 97
 """cudaDevAttrMaxSharedMemoryPerBlockOptin: more than the 48 KiB that every kernel may have."""
 
 
-class DeviceError(Exception):
+class DeviceError(OSError):
     """There is no GPU that kernels can run on."""
 
 

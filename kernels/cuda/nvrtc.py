@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 
-class NvrtcError(Exception):
+class NvrtcError(OSError):
     """The compiler is missing, does not know the GPU, or refuses a source."""
 
 

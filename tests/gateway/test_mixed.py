@@ -15,7 +15,7 @@ from tests.processes.daemon import Daemon, daemon, eventually
 pytestmark = pytest.mark.anyio
 
 ROUTE = "/v1/completions"
-PLAIN = {"temperature": 0, "max_tokens": 90}
+PLAIN = {"temperature": 0, "max_tokens": 120}
 SEEDED = {"seed": 11, "n": 3, "max_tokens": 60}
 NEVER_FITS = {"prompt": [5] * 1000, "max_tokens": 100}
 
@@ -27,7 +27,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Daemon]:
-    with daemon("kv.tokens=1024", "scheduler.max_sequences=16", gateway=True) as running:
+    with daemon("kv.tokens=512", "scheduler.max_sequences=16", gateway=True) as running:
         running.wait_ready()
         yield running
 
