@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo.core.config.schema import Config
 from octavo.core.grammar import GROUP, Engine, GrammarError, Grammars
-from octavo.core.messages import ChunkLogprobs, Facts, Failed, StepBind, StepPlan, StepResult, TokenLogprob, col
+from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import ModelFiles, locate
 from octavo.core.plugins import resolve
@@ -27,21 +27,12 @@ from octavo.executors.cpu.probe import load_exact
 from octavo.executors.grammars import Matchers
 from octavo.executors.loading.files import load_model
 from octavo.executors.loading.spec import Model
+from octavo.executors.outcome import Outcome, Settlement
 from octavo.executors.residents import Residents, Run, of_prompt
 from octavo.executors.sampling import Context, logprob, sample
 
 _MODE = b"exact fp32"
 PROMPT_ROWS = 32
-
-
-class _Outcome(NamedTuple):
-    """What came of a run: a reason why it failed, or its new tokens."""
-
-    failure: str | None = None
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob | None, ...] = ()
-    prompt: list[TokenLogprob] | None = None
-    """Of the prompt's tokens after the run's first one, if they were asked for."""
 
 
 class CpuExecutor:
@@ -53,8 +44,7 @@ class CpuExecutor:
         self._pool = pool
         self._residents = Residents()
         self._matchers = Matchers(grammars)
-        self._failed: dict[int, str] = {}
-        """By open_id, why a residency can no longer be computed; the steps already planned for it fail as well."""
+        self._settlement = Settlement(self._residents, facts.vocab_size)
 
     @classmethod
     def load(cls, config: Config) -> Self:
@@ -74,46 +64,20 @@ class CpuExecutor:
 
     def forget(self) -> None:
         self._residents.clear()
-        self._failed.clear()
+        self._settlement.clear()
 
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
         runs = self._residents.apply(plan, bind)
-        live = {resident.open_id for resident in self._residents.slots.values()}
-        self._failed = {open_id: reason for open_id, reason in self._failed.items() if open_id in live}
         with torch.inference_mode():
             if len(bind.copy_src):
                 self._pool.copy_blocks(torch.from_numpy(bind.copy_src.copy()), torch.from_numpy(bind.copy_dst.copy()))
             outcomes = self._compute(runs)
-        for run, outcome in zip(runs, outcomes, strict=True):
-            self._settle(run, outcome)
-        done = [(run, outcome) for run, outcome in zip(runs, outcomes, strict=True) if outcome.failure is None]
-        wanted = any(run.resident.sampling.logprobs >= 0 for run, _ in done)
-        return StepResult(
-            step=plan.step,
-            slot=col([run.slot for run, _ in done]),
-            open_id=col([run.resident.open_id for run, _ in done]),
-            n_new=col([len(outcome.tokens) for _, outcome in done]),
-            tokens=col([token for _, outcome in done for token in outcome.tokens]),
-            kv_len=col([run.resident.kv_len for run, _ in done]),
-            started_ns=started,
-            finished_ns=time.monotonic_ns(),
-            failed=[
-                Failed(run.slot, run.resident.open_id, outcome.failure)
-                for run, outcome in zip(runs, outcomes, strict=True)
-                if outcome.failure is not None
-            ],
-            logprobs=[entry for _, outcome in done for entry in outcome.logprobs] if wanted else None,
-            prompts=[
-                ChunkLogprobs(run.resident.open_id, run.start + 1, outcome.prompt)
-                for run, outcome in done
-                if outcome.prompt is not None
-            ],
-        )
+        return self._settlement.result(plan.step, started, runs, outcomes)
 
-    def _compute(self, runs: list[Run]) -> list[_Outcome]:
+    def _compute(self, runs: list[Run]) -> list[Outcome]:
         """Outcomes in the order of `runs`."""
-        outcomes = [_Outcome(self._refusal(run)) for run in runs]
+        outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         if not sound:
             return outcomes
@@ -129,7 +93,7 @@ class CpuExecutor:
         for i, span in zip(sound, spans, strict=True):
             rows = slice(at, at := at + len(span.ids))
             if not all(finite[rows]):
-                outcomes[i] = _Outcome(_not_finite(span.start + finite[rows].index(False)))
+                outcomes[i] = Outcome(_not_finite(span.start + finite[rows].index(False)))
                 continue
             if about := of_prompt(runs[i]):
                 prompts[i] = self._prompt(runs[i], hidden[rows][: len(about)])
@@ -152,43 +116,23 @@ class CpuExecutor:
             for i, row in enumerate(self.llama.logits(hidden[at : at + PROMPT_ROWS]).numpy())
         ]
 
-    def _sample(
-        self, runs: list[Run], sampled: list[tuple[int, int]], hidden: Tensor, outcomes: list[_Outcome]
-    ) -> None:
+    def _sample(self, runs: list[Run], sampled: list[tuple[int, int]], hidden: Tensor, outcomes: list[Outcome]) -> None:
         logits = self.llama.logits(hidden[[row for _, row in sampled]])
         finite = _finite_rows(logits)
         for (i, _), row, sound in zip(sampled, logits.numpy(), finite, strict=True):
             resident = runs[i].resident
             if not sound:
-                outcomes[i] = _Outcome(_not_finite(runs[i].end - 1))
+                outcomes[i] = Outcome(_not_finite(runs[i].end - 1))
                 continue
             try:
                 mask = self._matchers.mask(resident)
             except GrammarError as error:
-                outcomes[i] = _Outcome(str(error))
+                outcomes[i] = Outcome(str(error))
                 continue
             context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens, mask)
             token = sample(row, context)
             wanted = resident.sampling.logprobs
-            outcomes[i] = _Outcome(None, (token,), (logprob(row, token, wanted) if wanted >= 0 else None,))
-
-    def _refusal(self, run: Run) -> str | None:
-        """Why a run cannot be computed at all."""
-        if (reason := self._failed.get(run.resident.open_id)) is not None:
-            return reason
-        ids = run.resident.tokens[run.start : run.end]
-        if min(ids) < 0 or max(ids) >= self.facts.vocab_size:
-            return f"a token id is outside of the model's vocabulary [0, {self.facts.vocab_size})"
-        return None
-
-    def _settle(self, run: Run, outcome: _Outcome) -> None:
-        """Bring the resident to where the plan's author takes it to be, also when it failed: its next step may be
-        on the way already."""
-        run.resident.kv_len = run.end
-        if outcome.failure is not None:
-            self._failed[run.resident.open_id] = outcome.failure
-            run.resident.tokens += [0] * run.samples
-        run.resident.tokens += outcome.tokens
+            outcomes[i] = Outcome(None, (token,), (logprob(row, token, wanted) if wanted >= 0 else None,))
 
 
 def _grammars(config: Config, facts: Facts) -> Grammars | None:

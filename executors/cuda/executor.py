@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.config.schema import Config
-from octavo.core.messages import Facts, Failed, StepBind, StepPlan, StepResult, TokenLogprob, col
+from octavo.core.messages import Facts, StepBind, StepPlan, StepResult
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
 from octavo.executors.cuda.batch import build
@@ -23,19 +23,12 @@ from octavo.executors.cuda.drawing import drawing
 from octavo.executors.cuda.llama import Llama
 from octavo.executors.loading.files import load_model
 from octavo.executors.loading.spec import Model
+from octavo.executors.outcome import Outcome, Settlement
 from octavo.executors.residents import Resident, Residents, Run
 from octavo.executors.sampling import logprob
 from octavo.kernels.cuda.device import Device
 from octavo.kernels.cuda.launch import Kernels
 from octavo.kernels.cuda.pool import PoolLayout
-
-
-class _Outcome(NamedTuple):
-    """What came of a run: a reason why it failed, or its new token if it samples."""
-
-    failure: str | None = None
-    token: int | None = None
-    logprob: TokenLogprob | None = None
 
 
 class CudaExecutor:
@@ -49,8 +42,7 @@ class CudaExecutor:
             self.llama = Llama(model, kernels, layout, dtype)
         self._kernels = kernels
         self._residents = Residents()
-        self._failed: dict[int, str] = {}
-        """By open_id, why a residency can no longer be computed; the steps already planned for it fail as well."""
+        self._settlement = Settlement(self._residents, facts.vocab_size)
 
     @classmethod
     def load(cls, config: Config) -> Self:
@@ -71,40 +63,19 @@ class CudaExecutor:
 
     def forget(self) -> None:
         self._residents.clear()
-        self._failed.clear()
+        self._settlement.clear()
 
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
         runs = self._residents.apply(plan, bind)
-        live = {resident.open_id for resident in self._residents.slots.values()}
-        self._failed = {open_id: reason for open_id, reason in self._failed.items() if open_id in live}
         with torch.inference_mode():
             self.llama.copy_blocks(list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True)))
             outcomes = self._compute(runs)
-        for run, outcome in zip(runs, outcomes, strict=True):
-            self._settle(run, outcome)
-        done = [(run, outcome) for run, outcome in zip(runs, outcomes, strict=True) if outcome.failure is None]
-        wanted = any(run.resident.sampling.logprobs >= 0 for run, _ in done)
-        return StepResult(
-            step=plan.step,
-            slot=col([run.slot for run, _ in done]),
-            open_id=col([run.resident.open_id for run, _ in done]),
-            n_new=col([int(outcome.token is not None) for _, outcome in done]),
-            tokens=col([outcome.token for _, outcome in done if outcome.token is not None]),
-            kv_len=col([run.resident.kv_len for run, _ in done]),
-            started_ns=started,
-            finished_ns=time.monotonic_ns(),
-            failed=[
-                Failed(run.slot, run.resident.open_id, outcome.failure)
-                for run, outcome in zip(runs, outcomes, strict=True)
-                if outcome.failure is not None
-            ],
-            logprobs=[outcome.logprob for _, outcome in done if outcome.token is not None] if wanted else None,
-        )
+        return self._settlement.result(plan.step, started, runs, outcomes)
 
-    def _compute(self, runs: list[Run]) -> list[_Outcome]:
+    def _compute(self, runs: list[Run]) -> list[Outcome]:
         """Outcomes in the order of `runs`."""
-        outcomes = [_Outcome(self._refusal(run)) for run in runs]
+        outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         if not sound:
             return outcomes
@@ -117,7 +88,7 @@ class CudaExecutor:
         for i, end in zip(sound, batch.ends, strict=True):
             rows = finite[end - (runs[i].end - runs[i].start) : end]
             if not all(rows):
-                outcomes[i] = _Outcome(_not_finite(runs[i].start + rows.index(False)))
+                outcomes[i] = Outcome(_not_finite(runs[i].start + rows.index(False)))
         for (i, _), token, row in zip(sampled, tokens, logits, strict=True):
             if outcomes[i].failure is None:
                 outcomes[i] = self._sampled(runs[i], token, row)
@@ -136,30 +107,11 @@ class CudaExecutor:
             logits, made.draws, counts=device(made.counts), allowed=device(made.allowed), bias=bias
         )
 
-    def _sampled(self, run: Run, token: int, row: Tensor) -> _Outcome:
+    def _sampled(self, run: Run, token: int, row: Tensor) -> Outcome:
         if token < 0:
-            return _Outcome(_not_finite(run.end - 1))
+            return Outcome(_not_finite(run.end - 1))
         wanted = run.resident.sampling.logprobs
-        return _Outcome(None, token, logprob(row.cpu().numpy(), token, wanted) if wanted >= 0 else None)
-
-    def _refusal(self, run: Run) -> str | None:
-        """Why a run cannot be computed at all."""
-        if (reason := self._failed.get(run.resident.open_id)) is not None:
-            return reason
-        ids = run.resident.tokens[run.start : run.end]
-        if min(ids) < 0 or max(ids) >= self.facts.vocab_size:
-            return f"a token id is outside of the model's vocabulary [0, {self.facts.vocab_size})"
-        return None
-
-    def _settle(self, run: Run, outcome: _Outcome) -> None:
-        """Bring the resident to where the plan's author takes it to be, also when it failed: its next step may be
-        on the way already."""
-        run.resident.kv_len = run.end
-        if outcome.failure is not None:
-            self._failed[run.resident.open_id] = outcome.failure
-            run.resident.tokens += [0] * run.samples
-        elif outcome.token is not None:
-            run.resident.tokens.append(outcome.token)
+        return Outcome(None, (token,), (logprob(row.cpu().numpy(), token, wanted) if wanted >= 0 else None,))
 
 
 def facts_for(config: Config, model_id: str, model: Model, dtype: torch.dtype) -> Facts:

@@ -10,28 +10,21 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
 from octavo.core.config.schema import Config
-from octavo.core.messages import Facts, Failed, Sampling, StepBind, StepPlan, StepResult, TokenLogprob, col
+from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import ModelFiles, locate
 from octavo.executors.loading.spec import Spec
 from octavo.executors.native.checkpoint import Checkpoint, open_checkpoint
 from octavo.executors.native.library import Int32s, Kind, int32s, load
 from octavo.executors.native.program import Inputs, Native, Pool, Weights, kv_bytes
+from octavo.executors.outcome import Outcome, Settlement
 from octavo.executors.residents import Residents, Run
 from octavo.executors.sampling import Context, logprob, sample
-
-
-class _Outcome(NamedTuple):
-    """What came of a run: a reason why it failed, or its new tokens."""
-
-    failure: str | None = None
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 class NativeExecutor:
@@ -41,8 +34,7 @@ class NativeExecutor:
         self.facts = facts
         self.model = model
         self._residents = Residents()
-        self._failed: dict[int, str] = {}
-        """By open_id, why a residency can no longer be computed; the steps already planned for it fail as well."""
+        self._settlement = Settlement(self._residents, facts.vocab_size)
 
     @classmethod
     def load(cls, config: Config) -> Self:
@@ -60,39 +52,17 @@ class NativeExecutor:
 
     def forget(self) -> None:
         self._residents.clear()
-        self._failed.clear()
+        self._settlement.clear()
 
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
         runs = self._residents.apply(plan, bind)
-        if self._failed:
-            live = {resident.open_id for resident in self._residents.slots.values()}
-            self._failed = {open_id: reason for open_id, reason in self._failed.items() if open_id in live}
         outcomes = self._compute(runs, int32s(bind.copy_src), int32s(bind.copy_dst))
-        for run, outcome in zip(runs, outcomes, strict=True):
-            self._settle(run, outcome)
-        done = [(run, outcome) for run, outcome in zip(runs, outcomes, strict=True) if outcome.failure is None]
-        wanted = any(run.resident.sampling.logprobs >= 0 for run, _ in done)
-        return StepResult(
-            step=plan.step,
-            slot=col([run.slot for run, _ in done]),
-            open_id=col([run.resident.open_id for run, _ in done]),
-            n_new=col([len(outcome.tokens) for _, outcome in done]),
-            tokens=col([token for _, outcome in done for token in outcome.tokens]),
-            kv_len=col([run.resident.kv_len for run, _ in done]),
-            started_ns=started,
-            finished_ns=time.monotonic_ns(),
-            failed=[
-                Failed(run.slot, run.resident.open_id, outcome.failure)
-                for run, outcome in zip(runs, outcomes, strict=True)
-                if outcome.failure is not None
-            ],
-            logprobs=[entry for _, outcome in done for entry in outcome.logprobs] if wanted else None,
-        )
+        return self._settlement.result(plan.step, started, runs, outcomes)
 
-    def _compute(self, runs: list[Run], copy_source: Int32s, copy_target: Int32s) -> list[_Outcome]:
+    def _compute(self, runs: list[Run], copy_source: Int32s, copy_target: Int32s) -> list[Outcome]:
         """Outcomes in the order of `runs`."""
-        outcomes = [_Outcome(self._refusal(run)) for run in runs]
+        outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         sampled = [i for i in sound if runs[i].samples]
         inputs = _inputs([runs[i] for i in sound], copy_source, copy_target)
@@ -102,40 +72,22 @@ class NativeExecutor:
             rows = finite[at : at + runs[i].end - runs[i].start]
             at += len(rows)
             if not all(rows):
-                outcomes[i] = _Outcome(_not_finite(runs[i]))
+                outcomes[i] = Outcome(_not_finite(runs[i]))
         for j, i in enumerate(sampled):
             if outcomes[i].failure is not None:
                 continue
             if not sample_finite[j]:
-                outcomes[i] = _Outcome(_not_finite(runs[i]))
+                outcomes[i] = Outcome(_not_finite(runs[i]))
             elif (row := int(inputs.logit_rows[j])) < 0:
-                outcomes[i] = _Outcome(None, (int(best[j]),), (None,))
+                outcomes[i] = Outcome(None, (int(best[j]),), (None,))
             else:
                 resident = runs[i].resident
                 wanted = resident.sampling.logprobs
                 context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
                 token = sample(logits[row], context)
                 entry = logprob(logits[row], token, wanted) if wanted >= 0 else None
-                outcomes[i] = _Outcome(None, (token,), (entry,))
+                outcomes[i] = Outcome(None, (token,), (entry,))
         return outcomes
-
-    def _refusal(self, run: Run) -> str | None:
-        """Why a run cannot be computed at all."""
-        if (reason := self._failed.get(run.resident.open_id)) is not None:
-            return reason
-        ids = run.resident.tokens[run.start : run.end]
-        if min(ids) < 0 or max(ids) >= self.facts.vocab_size:
-            return f"a token id is outside of the model's vocabulary [0, {self.facts.vocab_size})"
-        return None
-
-    def _settle(self, run: Run, outcome: _Outcome) -> None:
-        """Bring the resident to where the plan's author takes it to be, also when it failed: its next step may be
-        on the way already."""
-        run.resident.kv_len = run.end
-        if outcome.failure is not None:
-            self._failed[run.resident.open_id] = outcome.failure
-            run.resident.tokens += [0] * run.samples
-        run.resident.tokens += outcome.tokens
 
 
 def _inputs(runs: list[Run], copy_source: Int32s, copy_target: Int32s) -> Inputs:
