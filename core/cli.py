@@ -9,11 +9,13 @@ help); it may return an exit code.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -201,7 +203,18 @@ def _add(app: App, group: str, called: Sequence[str]) -> None:
         if point.name in called:
             app.command(resolve(group, point.name), name=point.name)
         else:
-            app.command(App(name=point.name, help=f"(from {point.dist.name if point.dist else point.module})"))
+            app.command(App(name=point.name, help=_summary(point)))
+
+
+def _summary(point: metadata.EntryPoint) -> str:
+    """The first line of the command's docstring (or of its module's, if it is no plain function), read from its source:
+    importing it may cost seconds."""
+    spec = find_spec(point.module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return ""
+    module = ast.parse(Path(spec.origin).read_bytes())
+    functions = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == point.attr)
+    return (ast.get_docstring(next(functions, module)) or "").partition("\n")[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
