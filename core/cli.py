@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -209,10 +208,15 @@ def _add(app: App, group: str, called: Sequence[str]) -> None:
 def _summary(point: metadata.EntryPoint) -> str:
     """The first line of the command's docstring (or of its module's, if it is no plain function), read from its source:
     importing it may cost seconds."""
-    spec = find_spec(point.module)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+    path: Sequence[str] | None = None
+    origin: str | None = None
+    names = point.module.split(".")
+    for name in (".".join(names[: i + 1]) for i in range(len(names))):  # `find_spec` would import its parents
+        spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, path))), None)
+        path, origin = (spec.submodule_search_locations, spec.origin) if spec else (None, None)
+    if origin is None or not origin.endswith(".py"):
         return ""
-    module = ast.parse(Path(spec.origin).read_bytes())
+    module = ast.parse(Path(origin).read_bytes())
     functions = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == point.attr)
     return (ast.get_docstring(next(functions, module)) or "").partition("\n")[0]
 
