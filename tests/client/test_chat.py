@@ -60,11 +60,21 @@ class Terminal:
         return before + mark
 
 
+def listen_to_interrupts() -> None:
+    """A shell's background jobs, and so all that they start, ignore SIGINT; a program in a terminal does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def terminal(ghost: Daemon, *options: str) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        words(ghost, *options), stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"}
+        words(ghost, *options),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "dumb"},
+        preexec_fn=listen_to_interrupts,
     )
     os.close(theirs)
     try:

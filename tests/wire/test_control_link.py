@@ -30,6 +30,7 @@ class Supervisor:
     def __init__(self, context: Context, run_dir: Path) -> None:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
+        self.socket.sndhwm = 0  # a ROUTER drops what is over its mark, and a slow thread is not what is tested
         self.socket.bind(wire.control_endpoint(run_dir))
         self.identity = b""
 
