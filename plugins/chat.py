@@ -34,7 +34,7 @@ def command(
     run: Run = None,
     system: str | None = None,
     max_tokens: int | None = None,
-    temperature: float | None = None,
+    temperature: float = 0.2,
     seed: int | None = None,
 ) -> int:
     """Chat in the terminal: with a running daemon, or one that is started for it and stopped after.
@@ -47,6 +47,8 @@ def command(
         start a daemon with this model; like --config and --set, this means that no running one is joined
     system
         what the model is told before all else
+    temperature
+        0 always takes the likeliest token; small models ramble at the API's default of 1
     """
     given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     params = parameters(**{name: value for name, value in given.items() if value is not None})

@@ -20,7 +20,7 @@ from tests.processes.daemon import PATIENCE_S, Daemon, daemon, eventually
 
 @pytest.fixture(scope="module")
 def ghost() -> Iterator[Daemon]:
-    with daemon("supervisor.client_timeout_s=2", "kv.tokens=16384") as running:
+    with daemon("kv.tokens=16384") as running:
         running.wait_ready()
         yield running
 
@@ -114,22 +114,3 @@ def test_a_conversation_whose_long_answer_is_interrupted() -> None:
             eventually("nothing runs", lambda: endless.actors()["scheduler"].stats.get("running") == 0)
             screen.type("/exit\n")
             assert process.wait(PATIENCE_S) == 0
-
-
-def test_a_client_that_was_silent_for_too_long_goes_on_where_it_was(ghost: Daemon) -> None:
-    command = words(ghost, "--max-tokens", "1500", "--temperature", "0")
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"go on")
-        process.stdin.close()
-        begun = process.stdout.read(20)
-        process.send_signal(signal.SIGSTOP)
-        eventually(
-            "it is taken for gone",
-            lambda: any(event["why"] == "its client is gone" for event in ghost.events("request.cancelled")),
-        )
-        process.send_signal(signal.SIGCONT)
-        text = (begun + process.stdout.read()).decode()
-    assert text == answer(ghost, "go on", 1500) + "\n"
