@@ -8,9 +8,11 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 import pytest
 
@@ -20,7 +22,7 @@ from tests.processes.daemon import PATIENCE_S, Daemon, daemon, eventually
 
 @pytest.fixture(scope="module")
 def ghost() -> Iterator[Daemon]:
-    with daemon("kv.tokens=16384") as running:
+    with daemon("supervisor.client_timeout_s=2", "kv.tokens=16384") as running:
         running.wait_ready()
         yield running
 
@@ -32,6 +34,15 @@ def words(ghost: Daemon, *options: str) -> list[str]:
 def piped(ghost: Daemon, question: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = words(ghost, *options)
     return subprocess.run(command, input=question, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@contextmanager
+def question(text: str) -> Iterator[IO[bytes]]:
+    """A file to be somebody's standard input."""
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        yield file
 
 
 def answer(ghost: Daemon, question: str, max_tokens: int) -> str:
@@ -114,3 +125,23 @@ def test_a_conversation_whose_long_answer_is_interrupted() -> None:
             eventually("nothing runs", lambda: endless.actors()["scheduler"].stats.get("running") == 0)
             screen.type("/exit\n")
             assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("max_tokens", [300, 3000])
+def test_a_client_that_was_silent_for_too_long_goes_on_where_it_was(ghost: Daemon, max_tokens: int) -> None:
+    """The short answer ends while nobody reads it, the long one is cancelled on the way."""
+    command = words(ghost, "--max-tokens", str(max_tokens), "--temperature", "0")
+    with (
+        question("go on") as stdin,
+        subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, bufsize=0) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            begun = process.stdout.read(20)
+            process.send_signal(signal.SIGSTOP)
+            eventually("it is taken for gone", lambda: ghost.actors()["supervisor"].stats["clients"] == 0)
+            process.send_signal(signal.SIGCONT)
+            rest, _ = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()  # leaving `with` would wait for ever for one that is stopped
+    assert (begun + rest).decode() == answer(ghost, "go on", max_tokens) + "\n"
