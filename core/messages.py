@@ -551,7 +551,8 @@ class StepResult(Message):
 
     `n_new` tokens (in `tokens`, row after row) were sampled for (slot, open_id), whose KV now holds `kv_len`
     tokens. `logprobs`, when any row asked for them, has an entry per token. `prompts` has an entry per chunk of a
-    sequence that asked for its prompt's."""
+    sequence that asked for its prompt's. `drafted`, empty when nobody drafted, are the guesses verified for each row: all
+    but the last of its new tokens were guessed right."""
 
     step: int
     slot: Col
@@ -600,6 +601,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the executor knows of its model once it is loaded; everyone gets it with the topology."""
 
     model_id: str
+    drafted: Col = EMPTY
     context: int
     """Longest sequence, prompt and output together, in tokens."""
     vocab_size: int
@@ -645,3 +647,9 @@ def decode(frame: bytes | memoryview) -> Body:
     """The message in a body frame; `msgspec.DecodeError` or `ValidationError` if it is none."""
     message: Body = _decoder.decode(frame)
     return message
+    drafter: str = ""
+    """Who guesses tokens ahead (`speculation.drafter`); "" where nobody does."""
+    executor: str = ""
+    """Which executor it is and how it computes, in words."""
+    note: str = ""
+    """What whoever runs the service should know of that choice: what is lost, and how to get it."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from octavo.core.messages import ChunkLogprobs, Failed, StepResult, TokenLogprob, col
+from octavo.core.messages import EMPTY, ChunkLogprobs, Failed, StepResult, TokenLogprob, col
 from octavo.executors.residents import Residents, Run
 
 
@@ -22,6 +22,8 @@ class Outcome(NamedTuple):
     logprobs: tuple[TokenLogprob | None, ...] = ()
     prompt: list[TokenLogprob] | None = None
     """Of the prompt's tokens after the run's first one, if they were asked for."""
+    drafted: int = 0
+    """Guesses that were verified: all of `tokens` but the last were among them."""
 
 
 class Settlement:
@@ -68,6 +70,7 @@ class Settlement:
                 for run, outcome in done
                 if outcome.prompt is not None
             ],
+            drafted=col(drafted) if any(drafted := [outcome.drafted for _, outcome in done]) else EMPTY,
         )
 
     def _refusal(self, run: Run) -> str | None:
@@ -81,7 +84,7 @@ class Settlement:
     def _settle(self, run: Run, outcome: Outcome) -> None:
         """Bring the resident to where the plan's author takes it to be, also when it failed: its next step may be
         on the way already."""
-        run.resident.kv_len = run.end
+        run.resident.kv_len = run.end + max(0, len(outcome.tokens) - 1)  # guesses that were right have theirs already
         if outcome.failure is not None:
             self._failed[run.resident.open_id] = outcome.failure
             run.resident.tokens += [0] * run.samples

@@ -24,6 +24,10 @@ class Purpose(IntEnum):
     """What a draw is for: draws for different purposes are independent."""
 
     SAMPLE = 0
+    DRAFT = 1
+    """A drafter's own choice, where it must not know the target's."""
+    ACCEPT = 2
+    RESAMPLE = 3
 
 
 def philox4x32(counter: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], key: int) -> Words:

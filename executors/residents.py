@@ -26,6 +26,8 @@ class Resident:
     sampling: Sampling
     kv_len: int = 0
     table: list[int] = field(default_factory=list)
+    namespace: bytes = b""
+    """Of its tenant: what is learnt from it may serve only residents of the same one."""
 
 
 class Run(NamedTuple):
@@ -40,6 +42,19 @@ class Run(NamedTuple):
     samples: bool
     drafts: int
     capacity: int
+
+
+class Span(NamedTuple):
+    """Tokens `ids` at positions [start, start + len(ids)) of a sequence whose block i of `table` holds positions
+    [i · block size, (i + 1) · block size)."""
+
+    ids: list[int]
+    start: int
+    table: list[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
 
 
 def of_prompt(run: Run) -> range:
@@ -91,11 +106,13 @@ class Residents:
             at += n
             if (o := opens.get(open_id)) is not None:
                 tokens, prompt_len, choice, sampling = o.ids.tolist(), o.prompt_len, o.choice, o.sampling
+                namespace = o.namespace
             else:
                 f = forks[open_id]
-                tokens = self.slots[f.parent_slot].tokens[: f.n] + f.ids.tolist()
+                parent = self.slots[f.parent_slot]
+                tokens, namespace = parent.tokens[: f.n] + f.ids.tolist(), parent.namespace
                 prompt_len, choice, sampling = f.prompt_len, f.choice, f.sampling
-            self.slots[slot] = Resident(open_id, tokens, prompt_len, choice, sampling, length, table)
+            self.slots[slot] = Resident(open_id, tokens, prompt_len, choice, sampling, length, table, namespace)
 
     def _apply_deltas(self, slots: Col, indices: Col, blocks: Col) -> None:
         for slot, index, block in zip(slots.tolist(), indices.tolist(), blocks.tolist(), strict=True):

@@ -48,14 +48,25 @@ def sample(logits: Logits, context: Context) -> int:
     sampling = context.sampling
     if sampling.temperature == 0 and context.mask is None and not shaped(sampling):
         return int(logits.argmax())
-    scores = restrict(penalise(logits.astype(np.float64), context), context)
     if sampling.temperature == 0:
-        return int(scores.argmax())
+        return int(restrict(penalise(logits.astype(np.float64), context), context).argmax())
+    return draw(*distribution(logits, context), context)
+
+
+def distribution(logits: Logits, context: Context) -> tuple[Ids, Reals]:
+    """The ids that are in the running, in order, and their log-probabilities up to a constant. Not for greedy."""
+    sampling = context.sampling
+    scores = restrict(penalise(logits.astype(np.float64), context), context)
     with np.errstate(over="ignore"):  # a tiny temperature may take scores to infinity: the difference below stays right
         scores = np.maximum((scores - scores.max()) / sampling.temperature, -1e300)
     ids = keep(scores, sampling)
-    noise = -np.log(-np.log(uniforms(ids, sampling.seed, context.choice, len(context.ids), Purpose.SAMPLE)))
-    return int(ids[(scores[ids] + noise).argmax()])
+    return ids, scores[ids]
+
+
+def draw(ids: Ids, scores: Reals, context: Context, purpose: Purpose = Purpose.SAMPLE) -> int:
+    """One of `ids`, each with the probability that its score says: the greatest of score and Gumbel noise."""
+    noise = -np.log(-np.log(uniforms(ids, context.sampling.seed, context.choice, len(context.ids), purpose)))
+    return int(ids[(scores + noise).argmax()])
 
 
 def logprob(logits: Logits, token: int, alternatives: int) -> TokenLogprob:

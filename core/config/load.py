@@ -8,7 +8,8 @@ reported at once, in one `ConfigError`: nobody should fix a configuration one er
     --set         kv.block_size=8
 
 Text from the environment and from `--set` is read as a TOML value if it is one, and as plain text
-otherwise. What stands below `policies.options.GROUP` is for the chosen policy to know: its `Options` check it.
+otherwise. What stands below `policies.options.GROUP` is for the chosen policy to know: its `Options` check it; so does
+the drafter with what stands below `speculation.options`, when the executor loads it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from octavo.core.config.schema import POLICY_GROUPS, Config, ModelConfig, Sectio
 
 PREFIX = "OCTAVO_"
 OPTIONS = ("policies", "options")
+DRAFTER_OPTIONS = ("speculation", "options")
 
 Key = tuple[str, ...]
 
@@ -92,7 +94,7 @@ def _leaves(at: Key, node: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(node, Section):
         for name in node.__struct_fields__:
             yield from _leaves((*at, name), getattr(node, name))
-    elif isinstance(node, dict) and at[:2] == OPTIONS and len(at) < 4:
+    elif isinstance(node, dict) and ((at[:2] == OPTIONS and len(at) < 4) or at == DRAFTER_OPTIONS):
         for name, value in node.items():
             yield from _leaves((*at, name), value)
     else:
@@ -193,6 +195,11 @@ class _Document:
         self.origin[".".join(given.key)] = given.origin
 
     def _refuse(self, given: Given, why: str) -> None:
+    def imply(self) -> None:
+        """Whoever chooses a drafter wants drafts, unless he says how many."""
+        if self.values.get("speculation", {}).get("drafter") and self.origin["policies.speculation"] == "default":
+            self._store(Given(("policies", "speculation"), "adaptive", "speculation.drafter"), "adaptive")
+
         self.problems.append(Problem(".".join(given.key), given.origin, why))
 
 
@@ -205,7 +212,7 @@ def _children(key: Key, node: Any) -> dict[str, Any] | None:
         return get_type_hints(node, include_extras=True)
     if key == OPTIONS:
         return dict.fromkeys(POLICY_GROUPS, dict[str, Any])
-    if key[:2] == OPTIONS and len(key) == 3:
+    if (key[:2] == OPTIONS and len(key) == 3) or key == DRAFTER_OPTIONS:
         return {}
     return None
 
@@ -277,9 +284,14 @@ def _contradictions(loaded: Loaded, refused: AbstractSet[str]) -> Iterator[Probl
 
 
 def _not_installed(loaded: Loaded) -> Iterator[Problem]:
-    kind = loaded.config.executor.kind
-    if kind is not None and kind not in plugins.installed("octavo.executor"):
-        yield Problem("executor.kind", loaded.origin["executor.kind"], plugins.unknown("octavo.executor", kind))
+    config = loaded.config
+    chosen = {
+        "executor.kind": ("octavo.executor", config.executor.kind if config.executor.kind != "auto" else None),
+        "speculation.drafter": ("octavo.drafter", config.speculation.drafter),
+    }
+    for key, (group, name) in chosen.items():
+        if name is not None and name not in plugins.installed(group):
+            yield Problem(key, loaded.origin[key], plugins.unknown(group, name))
 
 
 def _policies(loaded: Loaded) -> Iterator[Problem]:

@@ -76,6 +76,17 @@ class ExecutorConfig(Section, frozen=True):
 
 
 class ServerConfig(Section, frozen=True):
+class SpeculationConfig(Section, frozen=True):
+    """Who guesses tokens ahead; how many are guessed is `policies.speculation`'s word."""
+
+    drafter: str | None = None
+    """Entry point in `octavo.drafter`; None: nobody guesses. Chosen, it makes `adaptive` the default policy."""
+    verification: Literal["coupled", "rejection"] = "coupled"
+    """`coupled`: the same tokens as without guesses. `rejection`: only the same distribution of them."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the drafter's `Options` takes: `speculation.options.model = "…"`."""
+
+
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     enabled: bool = True
@@ -123,6 +134,7 @@ class Config(Section, frozen=True):
     executor: ExecutorConfig = ExecutorConfig()
     server: ServerConfig = ServerConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     trace: TraceConfig = TraceConfig()
     run_dir: str | None = None
     """Folder for this run's sockets, status and trace; None makes a fresh one."""

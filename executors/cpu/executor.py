@@ -6,30 +6,34 @@ and blocks, and whether its KV was computed now, found in the cache or recompute
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
+from functools import partial
 from typing import Self
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo.core.config.schema import Config
-from octavo.core.grammar import GROUP, Engine, GrammarError, Grammars
+from octavo.core.grammar import GrammarError, Grammars
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
-from octavo.core.models.errors import ModelError
-from octavo.core.models.locate import ModelFiles, locate
-from octavo.core.plugins import resolve
-from octavo.executors.cpu.layout import PoolShape, Span
-from octavo.executors.cpu.llama import KvPool, Llama
+from octavo.core.models.locate import locate
+from octavo.executors.cpu.layout import PoolShape
+from octavo.executors.cpu.llama import KvPool, Llama, token_bytes
 from octavo.executors.cpu.probe import load_exact
-from octavo.executors.grammars import Matchers
+from octavo.executors.cpu.stacks import Stacks
+from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
+from octavo.executors.drafting.drafting import Drafting
+from octavo.executors.drafting.verification import verify
+from octavo.executors.facts import check_memory, model_facts
+from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import load_model
-from octavo.executors.loading.spec import Model
 from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Residents, Run, of_prompt
-from octavo.executors.sampling import Context, logprob, sample
+from octavo.executors.residents import Residents, Run, Span, of_prompt
+from octavo.executors.sampling import Context, logprob
 
 _MODE = b"exact fp32"
 PROMPT_ROWS = 32
@@ -38,13 +42,21 @@ PROMPT_ROWS = 32
 class CpuExecutor:
     """Entry point `cpu` of `octavo.executor`."""
 
-    def __init__(self, llama: Llama, pool: KvPool, facts: Facts, grammars: Grammars | None = None) -> None:
+    def __init__(
+        self,
+        llama: Llama,
+        pool: KvPool,
+        facts: Facts,
+        grammars: Grammars | None = None,
+        drafting: Drafting | None = None,
+    ) -> None:
         self.facts = facts
         self.llama = llama
         self._pool = pool
         self._residents = Residents()
         self._matchers = Matchers(grammars)
         self._settlement = Settlement(self._residents, facts.vocab_size)
+        self._drafting = drafting or Drafting(None, facts.vocab_size)
 
     @classmethod
     def load(cls, config: Config) -> Self:
@@ -53,18 +65,31 @@ class CpuExecutor:
         torch.set_num_threads(config.executor.threads or len(os.sched_getaffinity(0)))
         files = locate(config.model.path)
         model = load_model(files)
-        facts = _facts(config, files, model)
-        _check_memory(facts)
+        spec = model.spec
+        facts = model_facts(
+            config,
+            files.model_id,
+            spec,
+            token_bytes=token_bytes(spec),
+            seed=model.digest + _MODE,
+            serves=("prompt_logprobs", "restrictions"),
+        )
+        check_memory(facts, facts.block_bytes)
         with torch.inference_mode():
-            shape = PoolShape(facts.total_blocks, facts.block_size, model.spec.kv_heads, model.spec.head_dim)
-            grammars = _grammars(config, facts)
+            shape = PoolShape(facts.total_blocks, facts.block_size, spec.kv_heads, spec.head_dim)
+            grammars = grammars_of(config, files, facts.vocab_size)
             if grammars is not None:
                 facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
-            return cls(load_exact(model), KvPool(shape, model.spec.layers), facts, grammars)
+            llama, pool = load_exact(model), KvPool(shape, spec.layers)
+            stacks = Stacks(llama, pool, facts)
+            drafting = Drafting.of(Host(config, facts, stacks.target, stacks.open))
+            facts = msgspec.structs.replace(facts, block_bytes=facts.block_bytes + stacks.block_bytes)
+            return cls(llama, pool, facts, grammars, drafting)
 
     def forget(self) -> None:
         self._residents.clear()
         self._settlement.clear()
+        self._drafting.forget()
 
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
@@ -72,37 +97,56 @@ class CpuExecutor:
         with torch.inference_mode():
             if len(bind.copy_src):
                 self._pool.copy_blocks(torch.from_numpy(bind.copy_src.copy()), torch.from_numpy(bind.copy_dst.copy()))
-            outcomes = self._compute(runs)
-        return self._settlement.result(plan.step, started, runs, outcomes)
+            took: list[Took] = []
+            outcomes = self._compute(runs, self._drafting.drafts(bind, runs, self._residents), took)
+            result = self._settlement.result(plan.step, started, runs, outcomes)
+            self._drafting.took(took)
+        return result
 
-    def _compute(self, runs: list[Run]) -> list[Outcome]:
-        """Outcomes in the order of `runs`."""
+    def _compute(self, runs: list[Run], drafts: list[Draft], took: list[Took]) -> list[Outcome]:
+        """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
         outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         if not sound:
             return outcomes
         spans = [
-            Span(run.resident.tokens[run.start : run.end], run.start, run.resident.table)
-            for run in (runs[i] for i in sound)
+            Span([*run.resident.tokens[run.start : run.end], *drafts[i].tokens], run.start, run.resident.table)
+            for i, run in ((i, runs[i]) for i in sound)
         ]
         hidden = self.llama.hidden(self.llama.layout(spans, self._pool.shape), self._pool)
         finite = _finite_rows(hidden)
-        sampled: list[tuple[int, int]] = []  # (run, its last row)
+        sampled: dict[int, range] = {}  # run: the rows of its last token and of its guesses
         prompts: dict[int, list[TokenLogprob]] = {}
+        starts: dict[int, int] = {}
+        poisoned: list[int] = []
         at = 0
         for i, span in zip(sound, spans, strict=True):
-            rows = slice(at, at := at + len(span.ids))
-            if not all(finite[rows]):
-                outcomes[i] = Outcome(_not_finite(span.start + finite[rows].index(False)))
-                continue
-            if about := of_prompt(runs[i]):
-                prompts[i] = self._prompt(runs[i], hidden[rows][: len(about)])
-            if runs[i].samples:
-                sampled.append((i, at - 1))
+            run, starts[i] = runs[i], at
+            known = finite[at : at + run.end - run.start]
+            if not all(known):
+                outcomes[i] = Outcome(_not_finite(span.start + known.index(False)))
+                if drafts[i].tokens:
+                    poisoned.append(i)
+            else:
+                if about := of_prompt(run):
+                    prompts[i] = self._prompt(run, hidden[at : at + len(about)])
+                if run.samples:
+                    sampled[i] = range(at + len(known) - 1, at + len(span.ids))
+            at += len(span.ids)
         if sampled:
-            self._sample(runs, sampled, hidden, outcomes)
+            self._sample(runs, drafts, sampled, hidden, outcomes)
         for i, entries in prompts.items():
             outcomes[i] = outcomes[i]._replace(prompt=entries)
+        if self._drafting.features:
+            took += (
+                Took(runs[i].resident, runs[i].start, hidden[start : start + _kept(runs[i], outcomes[i])])
+                for i, start in starts.items()
+                if outcomes[i].failure is None
+            )
+        if poisoned:  # perhaps by a guess: a run is judged by its own tokens
+            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), took)
+            for i, outcome in zip(poisoned, alone, strict=True):
+                outcomes[i] = outcome
         return outcomes
 
     def _prompt(self, run: Run, hidden: Tensor) -> list[TokenLogprob]:
@@ -116,62 +160,41 @@ class CpuExecutor:
             for i, row in enumerate(self.llama.logits(hidden[at : at + PROMPT_ROWS]).numpy())
         ]
 
-    def _sample(self, runs: list[Run], sampled: list[tuple[int, int]], hidden: Tensor, outcomes: list[Outcome]) -> None:
-        logits = self.llama.logits(hidden[[row for _, row in sampled]])
-        finite = _finite_rows(logits)
-        for (i, _), row, sound in zip(sampled, logits.numpy(), finite, strict=True):
-            resident = runs[i].resident
-            if not sound:
-                outcomes[i] = Outcome(_not_finite(runs[i].end - 1))
-                continue
-            try:
-                mask = self._matchers.mask(resident)
-            except GrammarError as error:
-                outcomes[i] = Outcome(str(error))
-                continue
-            context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens, mask)
-            token = sample(row, context)
-            wanted = resident.sampling.logprobs
-            outcomes[i] = Outcome(None, (token,), (logprob(row, token, wanted) if wanted >= 0 else None,))
+    def _sample(
+        self,
+        runs: list[Run],
+        drafts: list[Draft],
+        sampled: dict[int, range],
+        hidden: Tensor,
+        outcomes: list[Outcome],
+    ) -> None:
+        logits = self.llama.logits(hidden[[row for rows in sampled.values() for row in rows]])
+        finite, values = _finite_rows(logits), logits.numpy()
+        at = 0
+        for i, rows in sampled.items():
+            sound = finite[at : at + len(rows)]
+            mine = values[at : at + (len(rows) if all(sound) else sound.index(False))]
+            at += len(rows)
+            outcomes[i] = self._verified(runs[i], drafts[i], mine)
+
+    def _verified(self, run: Run, draft: Draft, rows: npt.NDArray[np.float32]) -> Outcome:
+        """What the finite rows say, of the run's last token and its guesses."""
+        resident = run.resident
+        if not len(rows):
+            return Outcome(_not_finite(run.end - 1))
+        context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
+        try:
+            new = verify(rows, draft, context, self._drafting.rule, partial(self._matchers.mask, resident))
+        except GrammarError as error:
+            return Outcome(str(error))
+        wanted = resident.sampling.logprobs
+        entries = [logprob(row, token, wanted) if wanted >= 0 else None for row, token in zip(rows, new, strict=False)]
+        return Outcome(None, tuple(new), tuple(entries), drafted=len(draft.tokens))
 
 
-def _grammars(config: Config, facts: Facts) -> Grammars | None:
-    """None for a model that has no tokenizer: it answers in ids, which no grammar is about."""
-    engine: Engine = resolve(GROUP, config.executor.grammar)()
-    try:
-        return engine.load(config.model.path, facts.vocab_size)
-    except ModelError:
-        return None
-
-
-def _facts(config: Config, files: ModelFiles, model: Model) -> Facts:
-    spec, size = model.spec, config.kv.block_size
-    context = config.model.context or spec.context
-    if context > spec.context:
-        raise ModelError(f"model.context is {context}, but {files.model_id} was made for {spec.context} tokens")
-    if (blocks := config.kv.tokens // size) < 1:
-        raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")
-    return Facts(
-        model_id=config.model.name or files.model_id,
-        context=context,
-        vocab_size=spec.vocab_size,
-        block_size=size,
-        total_blocks=blocks,
-        block_bytes=2 * spec.layers * spec.kv_heads * spec.head_dim * 4 * size,
-        cache_seed=hashlib.sha256(model.digest + _MODE).digest()[:16],
-        serves=("prompt_logprobs", "restrictions"),
-    )
-
-
-def _check_memory(facts: Facts) -> None:
-    """The pool is taken lazily: without this the system would end the process long after the start."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if (needed := facts.total_blocks * facts.block_bytes) > memory:
-        tokens = facts.total_blocks * facts.block_size
-        raise ModelError(
-            f"a pool of kv.tokens = {tokens} takes {needed / 2**30:.1f} GiB for this model, the machine has "
-            f"{memory / 2**30:.1f} GiB; lower kv.tokens"
-        )
+def _kept(run: Run, outcome: Outcome) -> int:
+    """Positions from the run's start on that stay: its own tokens, and the guesses that were right."""
+    return run.end - run.start + max(0, len(outcome.tokens) - 1)
 
 
 def _finite_rows(x: Tensor) -> list[bool]:

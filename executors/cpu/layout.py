@@ -17,25 +17,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.executors.residents import Span as Span
 from octavo.kernels.attention import KEYS, Gather, QueryTile
 
 _MOST_SCORES = 1 << 20
 """Queries times keys in one batch of tiles: bounds the memory of its scores (times heads, 4 bytes each)."""
 
 Indices: TypeAlias = npt.NDArray[np.int64]
-
-
-class Span(NamedTuple):
-    """Tokens `ids` at positions [start, start + len(ids)) of a sequence whose block i of `table` holds positions
-    [i · block size, (i + 1) · block size)."""
-
-    ids: list[int]
-    start: int
-    table: list[int]
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.ids)
 
 
 class PoolShape(NamedTuple):

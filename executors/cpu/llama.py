@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.executors.cpu.layout import Layout, PoolShape, Span, build
 from octavo.executors.cpu.linear import Backend, Linear, RowCounts
-from octavo.executors.loading.spec import Model, inverse_frequencies
+from octavo.executors.loading.spec import Model, Spec, inverse_frequencies
 from octavo.kernels.attention import paged_attention
 
 
@@ -38,6 +38,11 @@ class _Layer:
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+
+
+def token_bytes(spec: Spec) -> int:
+    """KV of one token, in fp32."""
+    return 2 * spec.layers * spec.kv_heads * spec.head_dim * 4
 
 
 class KvPool:
@@ -92,12 +97,17 @@ class Llama:
         rows = self.arithmetic.rows.padded(sum(len(span.ids) for span in spans))
         return build(spans, rows, self.arithmetic.query_tiles, shape)
 
-    def hidden(self, layout: Layout, pool: KvPool) -> Tensor:
-        """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]."""
+    def embed(self, ids: Tensor) -> Tensor:
+        """[n] to [n, hidden]."""
+        return self._embed[ids]
+
+    def hidden(self, layout: Layout, pool: KvPool, layers: int | None = None) -> Tensor:
+        """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]. With `layers`, the
+        first so many stand for all."""
         spec, rows = self.spec, self.arithmetic.rows
         cos, sin = self._cos[layout.positions].unsqueeze(1), self._sin[layout.positions].unsqueeze(1)
         x = self._embed[layout.ids]
-        for layer, kv in zip(self._layers, pool.layers, strict=True):
+        for layer, kv in zip(self._layers[:layers], pool.layers[:layers], strict=True):
             heads = layer.qkv(self._normed(x, layer.attn_norm), rows).view(len(x), -1, spec.head_dim)
             rotated = _rotate(heads[:, : spec.heads + spec.kv_heads], cos, sin)
             keys, values = rotated[: layout.tokens, spec.heads :], heads[: layout.tokens, -spec.kv_heads :]

@@ -1,0 +1,126 @@
+"""What a drafter is to an executor: it guesses what a resident says next. Whatever it guesses, the answer stays what
+it would be without it (see `verification`); a bad guess costs time, nothing else.
+
+    draft ──▶ one pass over the last token and the guesses ──▶ verify ──▶ took
+    (guesses)                                        (what is right)   (what was computed)
+
+Guesses are made at the start of the step that verifies them: steps are planned ahead of results, and only then is the
+executor's own last token known. A drafter lives in the executor's process, is called from one thread, and must be a
+function of what it was told: no clock, no generator of its own. What it remembers of a resident it should hold by a
+weak reference to it: residents come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
+from torch import Tensor
+
+from octavo.core.config.schema import Config
+from octavo.core.messages import Facts, StepBind
+from octavo.executors.residents import Resident, Span
+from octavo.executors.sampling import Reals
+
+GROUP = "octavo.drafter"
+
+
+class DrafterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of a drafter's `Options`: typed fields with defaults, filled from `speculation.options`."""
+
+
+class Want(NamedTuple):
+    """A resident that decodes in this step, and for how many guesses there is room (at least 1)."""
+
+    resident: Resident
+    most: int
+
+
+class Draft(NamedTuple):
+    """Guesses for the tokens after a resident's last one. `chances` [len(tokens), vocab] are the distributions that
+    they were drawn from; None where each was certain given those before it. Only the rule `rejection` reads them."""
+
+    tokens: Sequence[int] = ()
+    chances: Reals | None = None
+
+
+NO_DRAFT = Draft()
+
+
+class Took(NamedTuple):
+    """What a step computed for a resident, told once its new tokens are among its own: the last hidden states (after
+    the final norm) of positions [start, start + len(hidden)). All these positions stay."""
+
+    resident: Resident
+    start: int
+    hidden: Tensor
+
+
+class Stack(Protocol):
+    """A model that computes over the executor's blocks, with KV of its own: position p of a sequence is in block
+    p // size of its table. What is written for one call's spans is there in the next."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Embeddings [len(ids), hidden]."""
+        ...
+
+    def hidden(self, spans: Sequence[Span], layers: int | None = None) -> Tensor:
+        """Write the spans' KV and give their last hidden states [tokens, hidden], after the final norm. With `layers`
+        only the first so many are computed and written."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] to [n, vocab], fp32 on the CPU."""
+        ...
+
+    def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """As if all were read before any is written."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What an executor offers to its drafter: the `target` that is drafted for, and to `open` another model (a path as
+    in `model.path`) over the same blocks. None where it does not offer that."""
+
+    config: Config
+    facts: Facts
+    target: Stack | None = None
+    open: Callable[[str], Stack] | None = None
+
+
+class Drafter:
+    """Base of drafters, entry-point group `octavo.drafter`; made as `Class(host, options)`.
+
+    Raises `ModelError` when it cannot draft for this model or with what this executor offers."""
+
+    Options: ClassVar[type[DrafterOptions]] = DrafterOptions
+    features: ClassVar[bool] = False
+    """Whether it is to be told `took`. An executor that cannot tell refuses it."""
+
+    def __init__(self, host: Host, options: Any) -> None:
+        """`options` are of the class's own `Options`."""
+
+    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+        """One for each of `wants`, at most `most` tokens. Fewer, or none, are right where nothing is known."""
+        raise NotImplementedError
+
+    def bound(self, bind: StepBind) -> None:
+        """A step is about to run: the tables of residents are as it says, its copies are for the drafter to repeat."""
+
+    def took(self, took: Sequence[Took]) -> None:
+        """After the step; only if it has `features`."""
+
+    def left(self, resident: Resident) -> None:
+        """It gave up its slot; its tokens are all that it said."""
+
+    def forget(self) -> None:
+        """Nothing is resident any more, and no KV counts."""

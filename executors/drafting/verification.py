@@ -1,0 +1,92 @@
+"""Which guesses are right. The only place that decides it, for every executor and every drafter.
+
+A pass over a sequence's last token and its k guesses gives k + 1 rows of logits; each row is what the target says after
+the guesses before it, and means something only if all of those were right. So tokens are taken row by row, each with
+the whole sequence so far for context (penalties, grammar, bans, `min_tokens`), until one is not the guess.
+
+- `coupled`: the token at a position is the sampler's own: greedy, or Gumbel-max with noise of (seed, choice, position).
+  A guess is right iff it is that token. So the answer is bit for bit the one without guesses, whatever was guessed, how
+  far, and in which step.
+- `rejection`: a guess x, drawn from q, is taken with probability min(1, p(x) / q(x)); else the token is drawn from the
+  normalised positive part of p - q (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML
+  2023; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023). Each token's
+  distribution is p, the target's with all sampler options; which token it is depends on the guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from octavo.core.grammar import Mask
+from octavo.executors.drafting.contract import Draft
+from octavo.executors.philox import Purpose, uniforms
+from octavo.executors.sampling import Context, Ids, Logits, Reals, distribution, draw, sample
+
+Rule: TypeAlias = Literal["coupled", "rejection"]
+Masks: TypeAlias = Callable[[Sequence[int]], Mask | None]
+"""What the grammar allows after these new tokens."""
+
+
+def no_grammar(new: Sequence[int]) -> Mask | None:
+    return None
+
+
+def verify(
+    rows: Iterable[Logits], draft: Draft, context: Context, rule: Rule = "coupled", mask: Masks = no_grammar
+) -> list[int]:
+    """The tokens that the rows yield, from 1 to as many as rows. `rows[i]` are the target's logits after the first i
+    guesses; where there are fewer rows than guesses, the rest of the guesses is not looked at. `context.ids` is the
+    sequence without guesses; its mask is not read."""
+    new: list[int] = []
+    for i, row in enumerate(rows):
+        here = context._replace(ids=[*context.ids, *new] if new else context.ids, mask=mask(new))
+        guess = draft.tokens[i] if i < len(draft.tokens) else None
+        if guess is None or rule == "coupled":
+            token = sample(row, here)
+        else:
+            token = judge(row, here, guess, None if draft.chances is None else draft.chances[i])
+        new.append(token)
+        if token != guess:
+            break
+    return new
+
+
+def agreed(drawn: Sequence[int], guesses: Sequence[int]) -> int:
+    """How many of `drawn` count, for executors that draw all rows at once, each with the guesses before it for context:
+    `coupled` in one pass. `drawn` has an entry more than `guesses`."""
+    right = 0
+    while right < len(guesses) and drawn[right] == guesses[right]:
+        right += 1
+    return right + 1
+
+
+def judge(row: Logits, context: Context, guess: int, chances: Reals | None) -> int:
+    """The rule `rejection` at one position: the guess, or another token in its place."""
+    if context.sampling.temperature == 0:
+        return sample(row, context)
+    ids, scores = distribution(row, context)
+    sampling, position = context.sampling, len(context.ids)
+    lot = float(uniforms(np.zeros(1, dtype=np.int64), sampling.seed, context.choice, position, Purpose.ACCEPT)[0])
+    rest = remaining(ids, np.exp(scores), guess, chances, lot)
+    if rest is None:
+        return guess
+    with np.errstate(divide="ignore"):
+        return draw(ids, np.log(rest), context, Purpose.RESAMPLE)
+
+
+def remaining(ids: Ids, weights: Reals, guess: int, chances: Reals | None, lot: float) -> Reals | None:
+    """None if the guess is taken; else the weights of `ids` from which another is drawn.
+
+    `weights` are p up to a factor, `chances` [vocab] is q (None: the guess was certain), `lot` is uniform in (0, 1)."""
+    p: Reals = weights / weights.sum()
+    q: Reals = (ids == guess).astype(np.float64) if chances is None else chances[ids]
+    mine = ids == guess
+    if lot * (1.0 if chances is None else float(chances[guess])) < float(p[mine].sum()):
+        return None
+    rest: Reals = np.maximum(p - q, 0.0)
+    if rest.sum() > 0.0:
+        return rest
+    return p  # p and q are equal but for rounding: this has no probability

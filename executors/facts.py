@@ -1,0 +1,46 @@
+"""What executors with a model say of it, and whether its pool fits this machine: the same words for all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from octavo.core.config.schema import Config
+from octavo.core.messages import Facts
+from octavo.core.models.errors import ModelError
+from octavo.executors.loading.spec import Spec
+
+
+def model_facts(
+    config: Config, model_id: str, spec: Spec, *, token_bytes: int, seed: bytes, serves: tuple[str, ...]
+) -> Facts:
+    """`token_bytes` of KV a token; `seed` is all that makes KV differ: the weights' digest, KV's type, the arithmetic.
+    Raises `ModelError` when the configuration does not suit the model."""
+    context, size = config.model.context or spec.context, config.kv.block_size
+    if context > spec.context:
+        raise ModelError(f"model.context is {context}, but {model_id} was made for {spec.context} tokens")
+    if (blocks := config.kv.tokens // size) < 1:
+        raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")
+    return Facts(
+        model_id=config.model.name or model_id,
+        context=context,
+        vocab_size=spec.vocab_size,
+        block_size=size,
+        total_blocks=blocks,
+        block_bytes=token_bytes * size,
+        cache_seed=hashlib.sha256(seed).digest()[:16],
+        drafter=config.speculation.drafter or "",
+        serves=serves,
+    )
+
+
+def check_memory(facts: Facts, block_bytes: int) -> None:
+    """Raises `ModelError` if blocks of so many bytes do not fit this machine. A pool is taken lazily: without this the
+    system would end the process long after the start."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (needed := facts.total_blocks * block_bytes) > memory:
+        tokens = facts.total_blocks * facts.block_size
+        raise ModelError(
+            f"a pool of kv.tokens = {tokens} takes {needed / 2**30:.1f} GiB for this model, the machine has "
+            f"{memory / 2**30:.1f} GiB; lower kv.tokens"
+        )
