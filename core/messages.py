@@ -199,6 +199,21 @@ class Cancel(Message):
     request_id: str
 
 
+class Taken(Message):
+    """client → tokenizer: the consumer of this choice has taken its last row; only told, nothing follows from it.
+
+    `times` are when rows were taken. A row lay ready for up to `held_ns` before the consumer took it, the last one for
+    `last_held_ns`. `sent` are the times that came with the last row."""
+
+    request_id: str
+    choice: int
+    tokens: int
+    times: Times
+    held_ns: int
+    last_held_ns: int
+    sent: Times | None
+
+
 class Tokenize(Message):
     """client → tokenizer: answer with `Tokenized` under the same `ref`."""
 
@@ -262,6 +277,18 @@ class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cached: int
 
 
+class Times(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """When a choice's rows went, as whoever handles them saw it; since the request was received, in ns. `rows` with
+    ids, the first at `first_ns` and the last at `last_ns`, never more than `longest_ns` apart; the end at `end_ns`.
+    All 0 where there was no row with ids."""
+
+    rows: int
+    first_ns: int
+    last_ns: int
+    longest_ns: int
+    end_ns: int
+
+
 class Row(msgspec.Struct, array_like=True, frozen=True):
     """A piece of one choice: `ids` (and their exact text) that start at output `index`.
 
@@ -284,6 +311,8 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     usage: Usage | None = None
     logprobs: list[TextLogprob] | None = None
     prompt_logprobs: list[TextLogprob] | None = None
+    times: Times | None = None
+    """Of the whole choice, with its last row; None if an earlier attempt delivered some of it."""
 
 
 class Accepted(Message):
@@ -388,6 +417,11 @@ class Deltas(Message):
     prompts: list[PromptLogprobs] = []
 
 
+def namespace_name(namespace: bytes) -> str:
+    """A cache namespace as events and numbers name it."""
+    return namespace[:4].hex()
+
+
 # ── scheduler ⇄ KV-manager ⇄ executor ────────────────────────────────────────────────────────────
 
 
@@ -400,12 +434,14 @@ class Match(Message):
 
 
 class Matched(Message):
-    """KV-manager → scheduler: a hint, in tokens, a multiple of the block size. `miss` tells why not more, as the event
-    `request.matched` explains it."""
+    """KV-manager → scheduler: a hint, in tokens, a multiple of the block size. `miss`, `at` and `evicted_ns` tell why
+    not more, as the event `request.matched` explains it."""
 
     seq: int
     cached: int
     miss: str = ""
+    at: int = 0
+    evicted_ns: int = 0
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True):
@@ -565,6 +601,7 @@ class StepResult(Message):
     failed: list[Failed] = []
     logprobs: list[TokenLogprob | None] | None = None
     prompts: list[ChunkLogprobs] = []
+    drafted: Col = EMPTY
 
 
 # ── what the shell tells a core about the world ──────────────────────────────────────────────────
@@ -590,18 +627,19 @@ class Tick(Message):
 
 
 class SwapPolicy(Message):
-    """control plane → scheduler or KV-manager: from the next step on, `group` is answered by the policy `name`."""
+    """control plane → scheduler or KV-manager: from the next step on, `group` is answered by the policy `name`; or, if
+    `disabled` says why that one must not be asked, by the kernel's own rule."""
 
     group: str
     name: str
     options: dict[str, Any]
+    disabled: str = ""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the executor knows of its model once it is loaded; everyone gets it with the topology."""
 
     model_id: str
-    drafted: Col = EMPTY
     context: int
     """Longest sequence, prompt and output together, in tokens."""
     vocab_size: int
@@ -610,6 +648,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     cache_seed: bytes
     """Digest of weights, KV dtype and mode: part of every cache namespace."""
+    drafter: str = ""
+    """Who guesses tokens ahead (`speculation.drafter`); "" where nobody does."""
+    executor: str = ""
+    """Which executor it is and how it computes, in words."""
+    note: str = ""
+    """What whoever runs the service should know of that choice: what is lost, and how to get it."""
     serves: tuple[str, ...] = ()
     """What the executor can do beyond every executor's duty: `prompt_logprobs`, `grammar`, `restrictions` (bias,
     bans and allowed ids). What it does not serve is refused before it gets there."""
@@ -629,7 +673,7 @@ def _decode_column(kind: Any, value: Any) -> Any:
 
 
 Body: TypeAlias = (
-    Attach | Submit | Cancel | Tokenize | Detokenize | Tokenized | Detokenized | Accepted | Refused | Deliver
+    Attach | Submit | Cancel | Taken | Tokenize | Detokenize | Tokenized | Detokenized | Accepted | Refused | Deliver
     | Enqueue | Stop | Deltas | Match | Matched | StepPlan | StepBind | StepAck | KvState | StepResult
     | PeerUp | PeerDown | Tick | SwapPolicy
 )  # fmt: skip
@@ -647,9 +691,3 @@ def decode(frame: bytes | memoryview) -> Body:
     """The message in a body frame; `msgspec.DecodeError` or `ValidationError` if it is none."""
     message: Body = _decoder.decode(frame)
     return message
-    drafter: str = ""
-    """Who guesses tokens ahead (`speculation.drafter`); "" where nobody does."""
-    executor: str = ""
-    """Which executor it is and how it computes, in words."""
-    note: str = ""
-    """What whoever runs the service should know of that choice: what is lost, and how to get it."""

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from octavo.core.config.schema import Config
 from octavo.core.control import Ready
 from octavo.core.messages import PeerDown, PeerUp, Role, StepBind, StepPlan, decode, encode
-from octavo.core.plugins import resolve
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
 from octavo.core.trace.catalogue import StepExecuted, WireDropped
 from octavo.core.work import step_work
-from octavo.executors.base import Executor
+from octavo.executors.choice import load_executor
 
 
 class ExecutorActor(Shell):
-    def __init__(self, config: Config, run_dir: Path, generation: int, kind: type[Executor]) -> None:
+    def __init__(self, config: Config, run_dir: Path, generation: int) -> None:
         super().__init__(config, run_dir, Role.EXECUTOR, generation)
         self._steps = 0
-        self._executor = kind.load(config)
-        self.link.send(Ready(self._executor.facts))
+        chosen = load_executor(config, run_dir, first=generation == 1)
+        self._executor = chosen.executor
+        facts = self._executor.facts
+        how = f"{chosen.kind} ({facts.executor})" if facts.executor else chosen.kind
+        self.link.send(Ready(msgspec.structs.replace(facts, executor=how, note=chosen.note)))
 
     def peer(self, news: PeerUp | PeerDown) -> None:
         if news.role is Role.KV and isinstance(news, PeerDown):
@@ -57,5 +61,4 @@ class ExecutorActor(Shell):
 
 def run(config: Config, run_dir: Path, generation: int) -> None:
     """Entry point `executor` in the group `octavo.actor`."""
-    kind = config.executor.kind or ("ghost" if config.model.path == "ghost" else "cpu")
-    ExecutorActor(config, run_dir, generation, resolve("octavo.executor", kind)).run()
+    ExecutorActor(config, run_dir, generation).run()

@@ -58,7 +58,7 @@ class ConfigError(Exception):
 class Loaded(NamedTuple):
     config: Config
     origin: dict[str, str]
-    """Per leaf of the document: `default`, `file NAME`, `env VARIABLE` or `--set`."""
+    """Per leaf of the document: `default`, `file NAME`, `env VARIABLE`, `--set`, or the key that implies the value."""
 
 
 class Given(NamedTuple):
@@ -75,6 +75,7 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None, set
     document = _Document()
     for given in (*document.read_file(file), *document.read_environ(environ or {}), *document.read_sets(sets)):
         document.assign(given)
+    document.imply()
     # Refused values stand at their defaults here, so that the rest is checked in the same run.
     loaded = Loaded(msgspec.convert(document.values, Config), document.origin)
     refused = {problem.key for problem in document.problems}
@@ -170,7 +171,7 @@ class _Document:
             for name, value in given.value.items():
                 self.assign(Given((*given.key, name), value, given.origin))
         else:
-            names = f"its keys are {', '.join(children)}" if children else "its keys are the policy's options"
+            names = f"its keys are {', '.join(children)}" if children else "its keys are the options"
             self._refuse(given, f"is a table, not a value; {names}")
 
     def _take(self, given: Given, kind: Any) -> None:
@@ -194,12 +195,12 @@ class _Document:
         table[given.key[-1]] = value
         self.origin[".".join(given.key)] = given.origin
 
-    def _refuse(self, given: Given, why: str) -> None:
     def imply(self) -> None:
         """Whoever chooses a drafter wants drafts, unless he says how many."""
         if self.values.get("speculation", {}).get("drafter") and self.origin["policies.speculation"] == "default":
             self._store(Given(("policies", "speculation"), "adaptive", "speculation.drafter"), "adaptive")
 
+    def _refuse(self, given: Given, why: str) -> None:
         self.problems.append(Problem(".".join(given.key), given.origin, why))
 
 

@@ -64,8 +64,9 @@ class PolicyConfig(Section, frozen=True):
 
 
 class ExecutorConfig(Section, frozen=True):
-    kind: str | None = None
-    """Entry point in `octavo.executor`; None is `ghost` for the ghost model, else `cpu`."""
+    kind: str = "auto"
+    """Entry point in `octavo.executor`. `auto`: `ghost` for the ghost model, else `native` if it is to be had here and
+    serves the model, else `cpu`; decided at the first start of a run."""
     threads: Annotated[int, Meta(ge=0)] = 0
     """Compute threads; 0 means one per core."""
     grammar: str = "llguidance"
@@ -75,7 +76,6 @@ class ExecutorConfig(Section, frozen=True):
     keeps KV in bf16. `cpu` is always exact."""
 
 
-class ServerConfig(Section, frozen=True):
 class SpeculationConfig(Section, frozen=True):
     """Who guesses tokens ahead; how many are guessed is `policies.speculation`'s word."""
 
@@ -87,6 +87,7 @@ class SpeculationConfig(Section, frozen=True):
     """What the drafter's `Options` takes: `speculation.options.model = "…"`."""
 
 
+class ServerConfig(Section, frozen=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     enabled: bool = True
@@ -107,6 +108,7 @@ class SupervisorConfig(Section, frozen=True):
     restart_window_s: Seconds = 60.0
     ready_timeout_s: Seconds = 300.0
     heartbeat_timeout_s: Seconds = 10.0
+    """An actor that is silent for this long, or in one call of a policy, is restarted (without that policy)."""
     stall_timeout_s: Seconds = 60.0
     """A busy actor without progress for this long is restarted."""
     drain_timeout_s: Seconds = 30.0
@@ -132,9 +134,9 @@ class Config(Section, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     policies: PolicyConfig = PolicyConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     server: ServerConfig = ServerConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
-    speculation: SpeculationConfig = SpeculationConfig()
     trace: TraceConfig = TraceConfig()
     run_dir: str | None = None
     """Folder for this run's sockets, status and trace; None makes a fresh one."""

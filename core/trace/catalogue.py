@@ -60,11 +60,13 @@ class RequestReceived(RequestEvent, frozen=True, kw_only=True, tag="request.rece
 
 
 class RequestTokenized(RequestEvent, frozen=True, kw_only=True, tag="request.tokenized"):
-    """Its prompt is known as ids and goes to the scheduler. `max_tokens` bounds each of the `n` choices."""
+    """Its prompt is known as ids and goes to the scheduler. `max_tokens` bounds each of the `n` choices. `namespace` is
+    the part of the prefix tree that it may use: the first bytes of its name, as in the KV-manager's numbers."""
 
     prompt_tokens: int
     max_tokens: int | None
     n: int
+    namespace: str
 
 
 class RequestQueued(RequestEvent, frozen=True, kw_only=True, tag="request.queued"):
@@ -81,15 +83,18 @@ class RequestMatched(RequestEvent, frozen=True, kw_only=True, tag="request.match
     """The prefix tree holds its first `cached` of `known` tokens (a hint until it is admitted).
 
     `miss` says why not more: "" (all whole blocks are there), `short` (it has no whole block to look up),
-    `disabled`, `new` (no prefix of it was ever seen), `ends` (nothing was seen after this prefix), `differs` (others
-    went on differently after it: the first block that differs starts at token `cached`), `evicted` (the next block
-    was there, but its room was needed).
+    `disabled`, `computed` (asked to compute its prompt, for log-probabilities), `new` (no common prefix: its first
+    token is that of none), `ends` (nothing was seen after this prefix), `differs` (what is there goes on differently:
+    token `at` is the first that differs), `tenant` (another tenant has its first `at` tokens, which are not shared),
+    `evicted` (the next block was there, but its room was needed at `evicted_ns`, else 0).
     """
 
     choice: int
     cached: int
     known: int
     miss: str
+    at: int
+    evicted_ns: int
 
 
 class RequestBlocked(RequestEvent, frozen=True, kw_only=True, tag="request.blocked"):
@@ -195,6 +200,31 @@ class RequestDelivered(RequestEvent, frozen=True, kw_only=True, tag="request.del
     since_received_ns: int
 
 
+class RequestTaken(RequestEvent, frozen=True, kw_only=True, tag="request.taken"):
+    """The client's consumer has taken the last row of a choice: what the client measured, since it asked.
+
+    `itl_ns` is the mean time between two rows, `longest_ns` the longest, `tpot_ns` the time per token after the first
+    (None with one token, as the two others with one row). `held_ns` is how long a row lay ready at the client before
+    it was taken, at most; `last_held_ns` the same of the last one. The `_off_ns` are these less what the tokenizer saw
+    when it sent the rows: the way to the client and its waiting there (None where the tokenizer was another in
+    between)."""
+
+    choice: int
+    tokens: int
+    rows: int
+    ttft_ns: int | None
+    itl_ns: int | None
+    longest_ns: int | None
+    tpot_ns: int | None
+    e2e_ns: int
+    held_ns: int
+    last_held_ns: int
+    ttft_off_ns: int | None
+    itl_off_ns: int | None
+    tpot_off_ns: int | None
+    e2e_off_ns: int | None
+
+
 class RequestCancelled(RequestEvent, frozen=True, kw_only=True, tag="request.cancelled"):
     """Nobody wants it any more."""
 
@@ -209,8 +239,9 @@ class RequestFailed(RequestEvent, frozen=True, kw_only=True, tag="request.failed
 
 
 class StepPlanned(Event, frozen=True, kw_only=True, tag="step.planned"):
-    """What the step is to do, the queue and the slots after it, and the credit that is left. `open_ids` are the
-    residencies it computes: decodes first, then chunks (`request.admitted` says whose they are)."""
+    """What the step is to do, the queue and the slots after it, and the credit that is left. Policies took `policy_ns`
+    of its planning. `open_ids` are the residencies it computes: decodes first, then chunks (`request.admitted` says
+    whose they are)."""
 
     step: int
     sequences: int
@@ -222,11 +253,13 @@ class StepPlanned(Event, frozen=True, kw_only=True, tag="step.planned"):
     waiting: int
     running: int
     credit: int
+    policy_ns: int
     open_ids: list[int]
 
 
 class StepBound(Event, frozen=True, kw_only=True, tag="step.bound"):
-    """The KV-manager found room for the step: blocks taken and evicted, and what the pool holds after it."""
+    """The KV-manager found room for the step: blocks taken and evicted, and what the pool holds after it. The eviction
+    policy took `policy_ns` of it."""
 
     step: int
     allocated: int
@@ -235,6 +268,7 @@ class StepBound(Event, frozen=True, kw_only=True, tag="step.bound"):
     evicted: int
     copies: int
     skipped: int
+    policy_ns: int
 
 
 class StepExecuted(Event, frozen=True, kw_only=True, tag="step.executed"):
@@ -294,8 +328,9 @@ class PolicyRejected(Event, frozen=True, kw_only=True, tag="policy.rejected"):
 
 
 class PolicyTripped(Event, frozen=True, kw_only=True, tag="policy.tripped"):
-    """A policy gave too many bad or slow answers: the built-in rule stands in for it until it is swapped. `dump` is
-    the last call, to be repeated with `octavo.core.policy.dump`."""
+    """A policy gave too many bad or slow answers, or hung, or took its process with it: the built-in rule stands in for
+    it until it is swapped. `dump` is the last call, to be repeated with `octavo.core.policy.dump`; of a process that is
+    gone there is none."""
 
     group: str
     policy: str
@@ -329,12 +364,13 @@ class ActorStarted(Event, frozen=True, kw_only=True, tag="actor.started"):
 
 
 class ActorReady(Event, frozen=True, kw_only=True, tag="actor.ready"):
-    """It has loaded, `took_ns` after its start."""
+    """It has loaded, `took_ns` after its start. `how` is how an executor computes."""
 
     actor: str
     pid: int
     actor_generation: int
     took_ns: int
+    how: str = ""
 
 
 class ActorStalled(Event, frozen=True, kw_only=True, tag="actor.stalled"):

@@ -1,0 +1,71 @@
+"""Which executor serves where the configuration leaves it open, and that it stays so for a whole run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig
+from octavo.core.models.errors import ModelError
+from octavo.executors.choice import load_executor
+from octavo.executors.cpu.executor import CpuExecutor
+from octavo.executors.ghost import GhostExecutor
+from octavo.executors.native.executor import NativeExecutor
+from tests.executors.tiny import save_tiny
+
+
+def config(path: object) -> Config:
+    return Config(model=ModelConfig(path=str(path)), kv=KvConfig(tokens=256), executor=ExecutorConfig(threads=1))
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing in the cache."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", os.fspath(tmp_path / "bin"))
+    monkeypatch.setenv("OCTAVO_CACHE", os.fspath(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+
+
+def test_native_serves_what_it_can(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    chosen = load_executor(config(tmp_path), tmp_path, first=True)
+    assert isinstance(chosen.executor, NativeExecutor)
+    assert (chosen.kind, chosen.note) == ("native", "")
+
+
+def test_without_a_compiler_the_other_one_serves_and_says_what_is_lost(
+    tmp_path: Path, no_compiler: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny(tmp_path)
+    chosen = load_executor(config(tmp_path), tmp_path, first=True)
+    assert isinstance(chosen.executor, CpuExecutor)
+    assert "slower" in chosen.note
+    assert "install one (Debian: apt install g++)" in chosen.note
+    assert chosen.note in "".join(capsys.readouterr())
+
+
+def test_a_process_started_anew_has_the_executor_of_the_first(
+    tmp_path: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the compiler is there by now: other arithmetic could change an answer that is half told."""
+    save_tiny(tmp_path)
+    first = load_executor(config(tmp_path), tmp_path, first=True)
+    monkeypatch.undo()
+    again = load_executor(config(tmp_path), tmp_path, first=False)
+    assert isinstance(again.executor, CpuExecutor)
+    assert (again.kind, again.note) == (first.kind, first.note)
+    assert again.executor.facts.cache_seed == first.executor.facts.cache_seed
+
+
+def test_what_nobody_serves_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no model") as told:
+        load_executor(config(tmp_path / "nothing"), tmp_path, first=True)
+    assert "either" not in str(told.value)
+    assert not (tmp_path / "executor").exists()
+
+
+def test_the_ghost_needs_no_choice(tmp_path: Path) -> None:
+    assert isinstance(load_executor(config("ghost"), tmp_path, first=True).executor, GhostExecutor)
