@@ -75,7 +75,7 @@ class CoreActor(Shell, Generic[C]):
             self.link.send(Ready())
 
     def set_policy(self, policy: SetPolicy) -> None:
-        self._policies[policy.group] = SwapPolicy(policy.group, policy.name, policy.options)
+        self._policies[policy.group] = SwapPolicy(policy.group, policy.name, policy.options, policy.disabled)
         if self._core is not None:
             self._apply(self._core, self._policies[policy.group])
 

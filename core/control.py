@@ -77,11 +77,12 @@ class AskStatus(Control, frozen=True):
 
 class SetPolicy(Control, frozen=True, kw_only=True):
     """From a command, and on to the actor that asks the policy (and to its successors): another one from the next step
-    on. Answered with `Status`."""
+    on. Answered with `Status`. From the supervisor, `disabled` says why this one must not be asked any more."""
 
     group: str
     name: str
     options: dict[str, Any]
+    disabled: str = ""
 
 
 # ── supervisor → member ──────────────────────────────────────────────────────────────────────────
@@ -148,6 +149,8 @@ class Status(Control, frozen=True, kw_only=True):
     state: str
     epoch: int
     actors: list[ActorStatus]
+    notes: list[str] = []
+    """What whoever runs the service should know, a sentence each."""
 
 
 ToSupervisor: TypeAlias = Hello | Ready | Heartbeat | TopologyAck | Bye | AskStatus | SetPolicy

@@ -83,6 +83,7 @@ class Shell:
         return True
 
     def _hear(self, message: ToMember) -> None:
+        self._busy()
         before = self.station.links.generation
         news = self.station.control(message)
         if self.station.links.generation != before:

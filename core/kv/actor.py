@@ -14,6 +14,7 @@ from octavo.core.kv.build import build
 from octavo.core.kv.core import KvCore
 from octavo.core.machine import Outbound
 from octavo.core.messages import Role, StepBind, encode
+from octavo.core.policy.watch import AskedFile
 from octavo.core.station import Arrival
 
 
@@ -38,15 +39,17 @@ def stats(core: KvCore) -> dict[str, int]:
         "cached_blocks": pool.cached,
         "used_blocks": pool.total - pool.available,
         "evicted_blocks": pool.evicted,
+        **core.policy_stats,
     }
 
 
 def run(config: Config, run_dir: Path, generation: int) -> None:
+    watch = AskedFile(run_dir, Role.KV)
     KvActor(
         config,
         run_dir,
         Role.KV,
         generation,
-        make=lambda facts, state, clock: build(config, facts, state, clock),
+        make=lambda facts, state, clock: build(config, facts, state, clock, watch),
         stats=stats,
     ).run()

@@ -9,16 +9,23 @@ from octavo.core.kv.core import KvCore
 from octavo.core.messages import Facts
 from octavo.core.policy import PolicyHost, load_policies
 from octavo.core.policy.host import no_clock
+from octavo.core.policy.watch import Watch
 
 
-def build(config: Config, facts: Facts, generation: int, clock: Callable[[], int] = no_clock) -> KvCore:
-    """A core with an empty pool, for this generation of the KV state. `clock` times policies, in ns."""
+def build(
+    config: Config, facts: Facts, generation: int, clock: Callable[[], int] = no_clock, watch: Watch | None = None
+) -> KvCore:
+    """A core with an empty pool, for this generation of the KV state. `clock` times policies, in ns; `watch` looks on
+    while they are asked."""
     return KvCore(
         total_blocks=facts.total_blocks,
         block_size=facts.block_size,
         slots=config.scheduler.max_sequences,
         eviction=PolicyHost(
-            load_policies(config.policies), clock=clock, budget_ns=config.policies.call_budget_us * 1000
+            load_policies(config.policies),
+            clock=clock,
+            budget_ns=config.policies.call_budget_us * 1000,
+            watch=watch,
         ),
         generation=generation,
         caching=config.kv.prefix_cache,

@@ -109,6 +109,11 @@ class KvCore:
         self._tenants: dict[bytes, int] = {}
         """Index of each cache namespace, for eviction policies: every tenant has its own."""
 
+    @property
+    def policy_stats(self) -> dict[str, int]:
+        """As the scheduler's, of the eviction policy."""
+        return self._eviction.stats
+
     def apply(self, now_ns: int, message: Body) -> Outputs:
         match message:
             case StepPlan():
@@ -124,7 +129,7 @@ class KvCore:
                 self._release_all()
                 return Outputs([], self._check_idle())
             case SwapPolicy():
-                self._eviction.swap(message.group, message.name, message.options)
+                self._eviction.swap(message.group, message.name, message.options, message.disabled)
                 return Outputs([], self._eviction.drain_events())
             case PeerUp() | PeerDown() | Tick():
                 return Outputs([], [])

@@ -20,6 +20,7 @@ from octavo.core.policy import answers, dump, rules
 from octavo.core.policy.answers import InvalidAnswer
 from octavo.core.policy.guard import Guard
 from octavo.core.policy.load import METHODS, Policies, load_policy
+from octavo.core.policy.watch import Watch
 from octavo.core.trace.catalogue import Event, PolicyNotSwapped, PolicyRejected, PolicySwapped, PolicyTripped
 from octavo.policies.contract import Floats, Ints, Leaves, Observed, Observer, Running, Selection, Step, Waiting
 
@@ -37,14 +38,21 @@ class PolicyHost:
     """Asks the policies of the scheduler and of the KV-manager. `clock` gives ns; a call may take `budget_ns` of it."""
 
     def __init__(
-        self, policies: Policies, *, clock: Callable[[], int] = no_clock, budget_ns: int = CALL_BUDGET_NS
+        self,
+        policies: Policies,
+        *,
+        clock: Callable[[], int] = no_clock,
+        budget_ns: int = CALL_BUDGET_NS,
+        watch: Watch | None = None,
     ) -> None:
         self._policies = policies
         self._clock = clock
         self._budget_ns = budget_ns
+        self._watch = Watch() if watch is None else watch
         self._events: list[Event] = []
         self._guards = {group: Guard() for group in METHODS}
         self._observers = self._find_observers()
+        self._watch.named(policies.names)
 
     @property
     def names(self) -> dict[str, str]:
@@ -124,6 +132,7 @@ class PolicyHost:
             return None
         guard.calls += 1
         given, checked = None, None
+        self._watch.begins(group)
         before = self._clock()
         try:
             given = method(*arguments)
@@ -132,6 +141,7 @@ class PolicyHost:
         except Exception as error:  # noqa: BLE001 - a policy is a stranger's code: whatever it raises is a bad answer
             spent = 0
             self._bad(group, error)
+        self._watch.ends()
         if spent > self._budget_ns:
             guard.slow(spent, self._budget_ns)
         if guard.tripped:
@@ -162,6 +172,7 @@ class PolicyHost:
             guard = self._guards[group]
             if guard.tripped:
                 continue
+            self._watch.begins(group)
             try:
                 observer.observe(observed)
             except Exception as error:  # noqa: BLE001 - as above
@@ -169,6 +180,7 @@ class PolicyHost:
                 if guard.tripped:
                     name = self._policies.names[group]
                     self._events.append(PolicyTripped(group=group, policy=name, why=guard.tripped, dump={}))
+            self._watch.ends()
 
     def _find_observers(self) -> dict[str, Observer]:
         """By group; one object that serves several groups is told once."""
@@ -181,17 +193,37 @@ class PolicyHost:
 
     # ── swapping ─────────────────────────────────────────────────────────────────────────────────
 
-    def swap(self, group: str, name: str, options: Mapping[str, Any]) -> None:
-        """From the next call on another policy answers, with a clean record. If it cannot be made, nothing changes."""
+    def swap(self, group: str, name: str, options: Mapping[str, Any], disabled: str = "") -> None:
+        """From the next call on another policy answers, with a clean record. If it cannot be made, nothing changes.
+
+        One that is `disabled` (the text says why: it hung, or took its process with it) is not even made: the kernel's
+        rule stands in until another is set."""
+        if disabled:
+            self._disable(group, name, disabled)
+            return
         old = self._policies.names.get(group, "")
         try:
             if group not in METHODS:
                 raise PluginError(f"there is no group of policies {group!r}; there are {', '.join(METHODS)}")
+            self._watch.named({**self._policies.names, group: name})
+            self._watch.begins(group)  # a constructor may hang as well
             policy = load_policy(group, name, options)
         except PluginError as error:
             self._events.append(PolicyNotSwapped(group=group, policy=name, why=str(error)))
             return
+        finally:
+            self._watch.ends()
+            self._watch.named(self._policies.names)
         self._policies = replace(self._policies, **{group: policy, "names": {**self._policies.names, group: name}})
         self._guards[group] = Guard()
         self._observers = self._find_observers()
+        self._watch.named(self._policies.names)
         self._events.append(PolicySwapped(group=group, old=old, new=name, options=dict(options)))
+
+    def _disable(self, group: str, name: str, why: str) -> None:
+        self._policies = replace(self._policies, names={**self._policies.names, group: name})
+        self._guards[group] = Guard()
+        self._guards[group].tripped = why
+        self._observers.pop(group, None)
+        self._watch.named(self._policies.names)
+        self._events.append(PolicyTripped(group=group, policy=name, why=why, dump={}))

@@ -7,6 +7,7 @@ from pathlib import Path
 from octavo.core.actor import CoreActor
 from octavo.core.config.schema import Config
 from octavo.core.messages import Role
+from octavo.core.policy.watch import AskedFile
 from octavo.core.scheduler.build import build
 from octavo.core.scheduler.core import SchedulerCore
 
@@ -17,11 +18,12 @@ def stats(core: SchedulerCore) -> dict[str, int]:
 
 def run(config: Config, run_dir: Path, generation: int) -> None:
     """Until the supervisor says Shutdown."""
+    watch = AskedFile(run_dir, Role.SCHEDULER)
     CoreActor(
         config,
         run_dir,
         Role.SCHEDULER,
         generation,
-        make=lambda facts, state, clock: build(config, facts, state, clock),
+        make=lambda facts, state, clock: build(config, facts, state, clock, watch),
         stats=stats,
     ).run()

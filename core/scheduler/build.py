@@ -8,13 +8,22 @@ from octavo.core.config.schema import Config
 from octavo.core.messages import Facts
 from octavo.core.policy import PolicyHost, load_policies
 from octavo.core.policy.host import no_clock
+from octavo.core.policy.watch import Watch
 from octavo.core.scheduler.core import SchedulerCore
 
 
-def build(config: Config, facts: Facts, generation: int, clock: Callable[[], int] = no_clock) -> SchedulerCore:
-    """An empty scheduler of this generation. `clock` times policies, in ns."""
+def build(
+    config: Config, facts: Facts, generation: int, clock: Callable[[], int] = no_clock, watch: Watch | None = None
+) -> SchedulerCore:
+    """An empty scheduler of this generation. `clock` times policies, in ns; `watch` looks on
+    while they are asked."""
     return SchedulerCore(
-        host=PolicyHost(load_policies(config.policies), clock=clock, budget_ns=config.policies.call_budget_us * 1000),
+        host=PolicyHost(
+            load_policies(config.policies),
+            clock=clock,
+            budget_ns=config.policies.call_budget_us * 1000,
+            watch=watch,
+        ),
         generation=generation,
         slots=config.scheduler.max_sequences,
         block_size=facts.block_size,

@@ -123,7 +123,7 @@ class SchedulerCore:
             case PeerDown():
                 self._on_peer_down(now_ns, message)
             case SwapPolicy():
-                self._host.swap(message.group, message.name, message.options)
+                self._host.swap(message.group, message.name, message.options, message.disabled)
                 self._book.observations.on = self._host.observing
             case Tick():
                 pass

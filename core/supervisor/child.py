@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from octavo.core.config.schema import SupervisorConfig
 from octavo.core.control import Progress
 from octavo.core.messages import Role
+from octavo.core.policy.watch import Asked
 
 UNDER_WAY = ("running", "waiting", "live")
 """Stats that count requests (of the tokenizer) and sequences (of the scheduler) that are not finished."""
@@ -37,6 +39,8 @@ class Actor:
     """It was ready at least once in this service's life."""
     restarts: list[int] = field(default_factory=list)
     """Times (ns) of its restarts."""
+    killed_for: str = ""
+    """What it was killed for, if the supervisor did it."""
 
     @property
     def name(self) -> str:
@@ -50,6 +54,7 @@ class Actor:
     def spawned(self, pid: int, now_ns: int) -> None:
         self.pid, self.identity, self.phase = pid, None, Phase.STARTING
         self.started_ns = self.heard_ns = self.moved_ns = now_ns
+        self.killed_for = ""
         self.progress = Progress()
 
     def exited(self) -> None:
@@ -60,14 +65,18 @@ class Actor:
             self.moved_ns = now_ns
         self.progress = progress
 
-    def complaint(self, config: SupervisorConfig, now_ns: int) -> str | None:
-        """Why its process must be killed, or None. Loading is never called a stall, up to the time to be ready."""
+    def complaint(self, config: SupervisorConfig, now_ns: int, asked: Callable[[], Asked | None]) -> str | None:
+        """Why its process must be killed, or None. Loading is never called a stall, up to the time to be ready. `asked`
+        tells which policy it is asking, whose answer takes no longer than a heartbeat may."""
         if self.pid is None:
             return None
         if self.phase is Phase.STARTING:
             return _beyond("not ready", now_ns - self.started_ns, config.ready_timeout_s)
         silent = _beyond("silent", now_ns - self.heard_ns, config.heartbeat_timeout_s)
-        return silent or _beyond("busy without progress", now_ns - self.moved_ns, config.stall_timeout_s)
+        still_ns, limit_s = now_ns - self.moved_ns, config.heartbeat_timeout_s
+        policy = asked() if still_ns > limit_s * 1e9 else None
+        hung = None if policy is None else _beyond(f"busy with {policy}", still_ns, limit_s)
+        return silent or hung or _beyond("busy without progress", still_ns, config.stall_timeout_s)
 
     def may_restart(self, config: SupervisorConfig, now_ns: int) -> bool:
         """Count a restart; False if it is one too many in the window."""

@@ -9,6 +9,7 @@ processes, no clock. What dies with what is in `table`, what an actor is doing i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from octavo.core.config.schema import SupervisorConfig
 from octavo.core.control import (
@@ -33,9 +34,11 @@ from octavo.core.control import (
     Who,
 )
 from octavo.core.messages import Facts, Role
+from octavo.core.policy.watch import Asked
 from octavo.core.supervisor.actions import Action, Kill, Note, Say, Spawn, Stop, Tell
 from octavo.core.supervisor.child import Actor, Phase
 from octavo.core.supervisor.clients import Clients
+from octavo.core.supervisor.policies import SetPolicies, asks, exit_text
 from octavo.core.supervisor.table import CHILDREN, MEMBERS
 from octavo.core.trace.catalogue import (
     ActorExited,
@@ -55,13 +58,20 @@ DRAIN_PAUSE_NS = 1_000_000_000
 
 
 class SupervisorCore:
-    """`endpoint(role, generation)` says where an actor's mailbox is."""
+    """`endpoint(role, generation)` says where an actor's mailbox is; `asked(role)` which policy it is asking, or was
+    when it ended."""
 
     def __init__(
-        self, config: SupervisorConfig, roles: tuple[Role, ...], endpoint: Callable[[Role, int], str], pid: int
+        self,
+        config: SupervisorConfig,
+        roles: tuple[Role, ...],
+        endpoint: Callable[[Role, int], str],
+        pid: int,
+        asked: Callable[[Role], Asked | None] = lambda role: None,
     ) -> None:
         self._config = config
         self._endpoint = endpoint
+        self._asked = asked
         self._pid = pid
         self.actors = {role: Actor(role) for role in CHILDREN if role in roles}
         self._clients = Clients()
@@ -77,8 +87,7 @@ class SupervisorCore:
         self._stopping = False
         self._ticked_ns: int | None = None
         self._state = ""
-        self._policies: dict[str, SetPolicy] = {}
-        """What was set since the start, by group: for actors that start anew."""
+        self._policies = SetPolicies()
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────
 
@@ -94,13 +103,16 @@ class SupervisorCore:
     def exited(self, role: Role, code: int, now_ns: int) -> list[Action]:
         """Its process ended, whyever: its state is lost, and what hangs on it."""
         actor = self.actors[role]
-        what = f"{actor.name} (pid {actor.pid}) ended with {_exit_text(code)}"
+        what = f"{actor.name} (pid {actor.pid}) ended with {exit_text(code)}"
         actions: list[Action] = [
             Note(ActorExited(actor=actor.name, pid=actor.pid or 0, actor_generation=actor.generation, code=code))
         ]
         if actor.identity is not None:
             actions += self._clients.lose(actor.identity, self._tokenizer())
         actor.exited()
+        asked = self._asked(role)
+        if asked is not None and (off := self._policies.blame(asked, code, actor.killed_for)) is not None:
+            actions.append(Say("error", f"{asked} is switched off: {off.disabled}"))
         if self._stopping:
             return actions
         if not actor.was_ready:
@@ -124,8 +136,9 @@ class SupervisorCore:
         if isinstance(message, AskStatus):
             return [Tell(identity, self.status(now_ns))]
         if isinstance(message, SetPolicy):
-            self._policies[message.group] = message
-            return [*self._tell_policies(_asks(message)), Tell(identity, self.status(now_ns))]
+            self._policies.set(message)
+            told = self._tell_policies(asks(message.group), [message])
+            return [*told, Tell(identity, self.status(now_ns))]
         actor = next((a for a in self.actors.values() if a.identity == identity), None)
         if actor is not None:
             actor.heard_ns = now_ns
@@ -155,7 +168,7 @@ class SupervisorCore:
             return []
         actions: list[Action] = self._clients.expire(now_ns, self._config.client_timeout_s, self._tokenizer())
         for actor in self.actors.values():
-            why = actor.complaint(self._config, now_ns)
+            why = actor.complaint(self._config, now_ns, partial(self._asked, actor.role))
             if why is not None and actor.pid is not None:
                 actions += [
                     Note(ActorStalled(actor=actor.name, pid=actor.pid, why=why)),
@@ -163,6 +176,7 @@ class SupervisorCore:
                     Kill(actor.role),
                 ]
                 actor.heard_ns = actor.moved_ns = actor.started_ns = now_ns  # its exit is on its way
+                actor.killed_for = why
         return [*actions, *self._drained(now_ns)]
 
     def drain(self, now_ns: int) -> list[Action]:
@@ -204,15 +218,15 @@ class SupervisorCore:
             self._facts = facts
         took_ns = now_ns - actor.started_ns
         ready = ActorReady(actor=actor.name, pid=actor.pid or 0, actor_generation=actor.generation, took_ns=took_ns)
-        actions: list[Action] = [Note(ready), *self._tell_policies(actor.role)]
+        actions: list[Action] = [Note(ready), *self._tell_policies(actor.role, self._policies.of(actor.role))]
         return actions + (self._broadcast() if actor.role in MEMBERS else self._settled())
 
-    def _tell_policies(self, role: Role) -> list[Action]:
-        """What was set for this actor, if it is there to hear it."""
+    def _tell_policies(self, role: Role, policies: list[SetPolicy]) -> list[Action]:
+        """If the actor is there to hear of them; else it is told when it is."""
         actor = self.actors.get(role)
         if actor is None or actor.identity is None or actor.phase is not Phase.READY:
             return []
-        return [Tell(actor.identity, policy) for policy in self._policies.values() if _asks(policy) is role]
+        return [Tell(actor.identity, policy) for policy in policies]
 
     def _bump(self, actor: Actor, why: str) -> list[Action]:
         actor.generation += 1
@@ -332,13 +346,4 @@ class SupervisorCore:
             )
             for actor in self.actors.values()
         ]
-        return Status(state=self._state, epoch=self._epoch, actors=[me, *others])
-
-
-def _asks(policy: SetPolicy) -> Role:
-    """Who asks policies of this group."""
-    return Role.KV if policy.group == "eviction" else Role.SCHEDULER
-
-
-def _exit_text(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return Status(state=self._state, epoch=self._epoch, actors=[me, *others], notes=self._policies.notes())

@@ -26,6 +26,7 @@ from octavo.core import control, rundir, wire
 from octavo.core.config.schema import Config
 from octavo.core.control import Ready
 from octavo.core.messages import Role
+from octavo.core.policy.watch import forget_asked, read_asked
 from octavo.core.supervisor.actions import Action, Kill, Note, Say, Spawn, Stop, Tell
 from octavo.core.supervisor.core import SupervisorCore
 from octavo.core.supervisor.table import CHILDREN
@@ -74,6 +75,7 @@ class Supervisor:
             roles,
             lambda role, generation: wire.endpoint(run_dir, role, 0, generation),
             os.getpid(),
+            partial(read_asked, run_dir),
         )
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = context.socket(zmq.ROUTER)
@@ -176,6 +178,7 @@ class Supervisor:
         if self._stop is not None:
             return []
         name = spawn.role.name.lower()
+        forget_asked(self._run_dir, spawn.role)
         command = [sys.executable, "-m", "octavo.core.process", name, "--run", str(self._run_dir)]
         process = await anyio.open_process(
             [*command, "--generation", str(spawn.generation), "--parent", str(os.getpid())],

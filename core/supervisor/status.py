@@ -48,7 +48,7 @@ def command(run: Path | None, as_json: bool) -> int:
         print(msgspec.json.format(msgspec.json.encode(status.actors)).decode())
     else:
         print(f"{info.model} at {info.address or info.run_dir}: {status.state}")
-        print(os.linesep.join(table(status.actors)))
+        print(os.linesep.join([*table(status.actors), *status.notes]))
     return 0
 
 

@@ -25,7 +25,12 @@ from octavo.plugins.metrics.names import vllm
 
 ACTORS = ("executor", "kv", "scheduler", "tokenizer", "gateway")
 STATES = ("running", "waiting")
+ASKING = ("kv", "scheduler")
+"""Who asks policies."""
 BLOCKS = ("free", "cached", "used")
+GUESSES = ("accepted", "wasted")
+PLACES = ("1", "2", "3", "4", "5", "6", "7", "8")
+"""In a draft; the last one is of all further guesses too."""
 SERVICE = ("starting", "ready", "degraded", "draining")
 
 Ask = Callable[[], Status | None]
@@ -50,7 +55,17 @@ class Service:
         self.total = Gauge("octavo_kv_blocks_pool", "Blocks that there are.")
         self.steps = Counter("octavo_steps_total", "Steps that the executor has run.")
         self.preemptions = Counter("octavo_preemptions_total", "Sequences that had to give up their slot.")
+        self.drafted = Counter(
+            "octavo_draft_tokens_total", "Guesses that were verified, by what became of them.", "outcome", GUESSES
+        )
+        self.judged = Counter(
+            "octavo_draft_judged_total", "Drafts whose guess at this place was judged.", "place", PLACES
+        )
+        self.right = Counter("octavo_draft_accepted_total", "Of these, the ones that were right.", "place", PLACES)
         self.evicted = Counter("octavo_kv_evicted_blocks_total", "Cached blocks that were given up.")
+        self.off = Gauge(
+            "octavo_policies_off", "Policies that are switched off: the kernel's own rule stands in.", "actor", ASKING
+        )
         self._before: dict[tuple[str, str], tuple[int | None, int]] = {}
         """Process and value at which a number was last seen."""
 
@@ -69,11 +84,21 @@ class Service:
 
     def _take_stats(self, actor: ActorStatus) -> None:
         stats = actor.stats
+        if actor.role in ASKING:
+            self.off.set(stats.get("policy_tripped", 0), actor.role)
         match actor.role:
             case "scheduler":
                 for state in STATES:
                     self.sequences.set(stats.get(state, 0), state)
                 self.preemptions.add(self._growth(actor, "preemptions", stats.get("preemptions", 0), actor.pid))
+                drafted, accepted = (
+                    self._growth(actor, name, stats.get(name, 0), actor.pid) for name in ("drafted", "accepted")
+                )
+                self.drafted.add(accepted, "accepted")
+                self.drafted.add(drafted - accepted, "wasted")
+                for place in PLACES:
+                    for counter, name in ((self.judged, f"judged_{place}"), (self.right, f"accepted_{place}")):
+                        counter.add(self._growth(actor, name, stats.get(name, 0), actor.pid), place)
             case "kv":
                 total, free, used = (stats.get(f"{name}_blocks", 0) for name in ("total", "free", "used"))
                 for state, count in zip(BLOCKS, (free, total - free - used, used), strict=True):

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from octavo.core.client.client import Client
-from octavo.core.messages import Params, Sampling, Text
+from octavo.core.plugins import installed
+from octavo.core.policy.command import change
+from octavo.core.policy.load import METHODS
+from tests.policies.streams import answers
 from tests.processes.daemon import Daemon, daemon, eventually
 
-STREAMS = 8
+SWAPS = 50
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +35,8 @@ def swapped(service: Daemon) -> list[tuple[object, object]]:
     return [(event["role"], event["new"]) for event in service.events("policy.swapped")]
 
 
-async def answers(service: Daemon) -> dict[int, str]:
-    got = dict.fromkeys(range(STREAMS), "")
-
-    async def one(client: Client, seed: int) -> None:
-        params = Params(max_tokens=400, sampling=Sampling(temperature=0.0))
-        async with await client.generate(Text(f"prompt {seed}"), params, tenant=f"t{seed % 2}") as stream:
-            async for piece in stream:
-                got[seed] += piece.text
-
-    with anyio.fail_after(90):
-        async with Client.connect(service.run_dir) as client, anyio.create_task_group() as streams:
-            await client.wait_ready(60)
-            for seed in range(STREAMS):
-                streams.start_soon(one, client, seed)
-    return got
-
-
 def test_policies_are_set_under_streams_and_outlive_a_scheduler(service: Daemon) -> None:
-    expected = anyio.run(answers, service)
+    expected = anyio.run(answers, service.run_dir)
 
     under_change: dict[int, str] = {}
 
@@ -68,7 +53,7 @@ def test_policies_are_set_under_streams_and_outlive_a_scheduler(service: Daemon)
                 assert told.returncode == 0, told.stderr
 
             group.start_soon(change)
-            under_change.update(await answers(service))
+            under_change.update(await answers(service.run_dir))
 
     anyio.run(while_they_change)
     assert under_change == expected
@@ -79,7 +64,37 @@ def test_policies_are_set_under_streams_and_outlive_a_scheduler(service: Daemon)
     eventually("the successor has it too", lambda: [new for _, new in swapped(service)].count("fair") == 2)
     service.wait_replaced("executor", service.kill("executor"))
     eventually("the new pool has it too", lambda: [new for _, new in swapped(service)].count("slru") == 2)
-    assert anyio.run(answers, service) == expected
+    assert anyio.run(answers, service.run_dir) == expected
+
+
+def test_fifty_swaps_under_load_lose_no_request_and_change_no_answer(service: Daemon) -> None:
+    """Of every group and every installed policy in turn, by the function behind `octavo policy set`."""
+    expected = anyio.run(answers, service.run_dir)
+    before = len(swapped(service))
+    by_group = [[(group, name) for name in installed(f"octavo.{group}")] for group in METHODS]
+    settings = [names[i % len(names)] for i in range(SWAPS // len(by_group)) for names in by_group]
+    rounds: list[dict[int, str]] = []
+
+    async def under_load() -> None:
+        done = anyio.Event()
+
+        async def swap_all() -> None:
+            for group, name in settings:
+                assert await anyio.to_thread.run_sync(change, f"{group}={name}", (), service.run_dir) == 0
+            done.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(swap_all)
+            while not done.is_set() or not rounds:
+                rounds.append(await answers(service.run_dir))
+
+    anyio.run(under_load)
+    assert len(settings) == SWAPS
+    assert all(got == expected for got in rounds)
+    eventually("all were set", lambda: len(swapped(service)) - before >= SWAPS)
+    assert len(swapped(service)) - before == SWAPS
+    assert not service.events("policy.not_swapped") + service.events("policy.rejected")
+    assert service.actors()["scheduler"].restarts <= 1, "of the test before"
 
 
 def test_a_policy_that_cannot_be_had_is_told_before_anything_changes(service: Daemon) -> None:

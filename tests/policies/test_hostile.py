@@ -1,0 +1,63 @@
+"""Policies that hang or end their process: the actor starts anew without them; no request is lost, no token wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from octavo.core.control import SetPolicy
+from octavo.core.supervisor.status import tell
+from tests.policies.hostile import installed
+from tests.policies.streams import answers
+from tests.processes.daemon import Daemon, daemon, eventually
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in installed(tmp_path_factory.mktemp("hostile")).items():
+            patch.setenv(name, value)
+        sets = ("supervisor.max_restarts=100", "supervisor.heartbeat_timeout_s=1.0", "kv.tokens=1024")
+        with daemon(*sets) as service:
+            service.wait_ready()
+            yield service
+
+
+@pytest.fixture(scope="module")
+def expected(service: Daemon) -> dict[int, str]:
+    return anyio.run(answers, service.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "role", "why"),
+    [
+        ("batching", "loops", "scheduler", "busy with the batching policy 'loops' for"),
+        ("chunking", "exits", "scheduler", "its process ended with exit code 7 during its call"),
+        ("eviction", "hogs", "kv", "silent for"),
+    ],
+)
+def test_a_policy_that_takes_its_process_with_it_is_switched_off(
+    service: Daemon, expected: dict[int, str], group: str, name: str, role: str, why: str
+) -> None:
+    before = service.actors()[role]
+    assert tell(service.info(), SetPolicy(group=group, name=name, options={})) is not None
+    assert anyio.run(answers, service.run_dir) == expected
+    after = eventually("another process", lambda: service.wait_replaced(role, before.pid or 0)[role])
+    assert after.restarts == before.restarts + 1
+
+    tripped = [event for event in service.events("policy.tripped") if event["policy"] == name]
+    assert len(tripped) == 1
+    assert why in str(tripped[0]["why"])
+    eventually("status counts it", lambda: service.actors()[role].stats["policy_tripped"] >= 1)
+    status = service.status()
+    assert status is not None
+    (note,) = (note for note in status.notes if repr(name) in note)
+    assert note.startswith(f"the {group} policy '{name}' is switched off")
+
+    # Once another is set all is as before, in a successor too.
+    default = {"batching": "fcfs", "chunking": "decode-first", "eviction": "lru"}[group]
+    assert tell(service.info(), SetPolicy(group=group, name=default, options={})) is not None
+    eventually("nothing is switched off", lambda: (status := service.status()) is not None and not status.notes)
+    assert anyio.run(answers, service.run_dir) == expected
