@@ -587,8 +587,8 @@ class StepResult(Message):
 
     `n_new` tokens (in `tokens`, row after row) were sampled for (slot, open_id), whose KV now holds `kv_len`
     tokens. `logprobs`, when any row asked for them, has an entry per token. `prompts` has an entry per chunk of a
-    sequence that asked for its prompt's. `drafted`, empty when nobody drafted, are the guesses verified for each row: all
-    but the last of its new tokens were guessed right."""
+    sequence that asked for its prompt's. `drafted`, empty when nobody drafted, are the guesses verified for each row:
+    all but the last of its new tokens were guessed right."""
 
     step: int
     slot: Col

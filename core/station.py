@@ -179,8 +179,8 @@ class Station:
         peer = role.name.lower()
         self._report(WireDropped(peer=f"{peer} {name}".rstrip(), why=why))
 
-    def close(self) -> None:
-        """Close every socket; nothing that still waits is sent."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Close every socket. What still waits may be sent for so long, while the context is terminated."""
         for address in (*self._peers.values(), *self._clients.values()):
-            address.close()
+            address.close(linger_ms)
         self.mailbox.close()

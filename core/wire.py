@@ -100,8 +100,9 @@ class Address:
             return False
         return True
 
-    def close(self) -> None:
-        self._socket.close()
+    def close(self, linger_ms: int = 0) -> None:
+        """What still waits is sent within this time, or never."""
+        self._socket.close(linger_ms)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -26,7 +26,7 @@ import zmq
 from anyio.lowlevel import checkpoint
 
 from octavo.core.client.session import Peers, Session
-from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable, Stream
+from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable, Stream, TakenChoice
 from octavo.core.control import (
     DRAINING,
     READY,
@@ -54,6 +54,7 @@ from octavo.core.messages import (
     Role,
     Row,
     Submit,
+    Taken,
     Tokenize,
     Tokenized,
     encode,
@@ -64,6 +65,9 @@ from octavo.core.trace.catalogue import WireDropped
 
 PATIENCE_S = 10.0
 """How long a new request or question waits for an actor that is being restarted."""
+
+LAST_WORDS_MS = 200
+"""How long a client that leaves waits at most for what it has just said to be sent."""
 
 SEED_ABSENT = -1
 """As `Sampling.seed`: draw one."""
@@ -134,7 +138,7 @@ class Client:
                 client._end("the client is closed")
                 link.close(Bye())
         finally:
-            station.close()
+            station.close(LAST_WORDS_MS)
             context.term()
 
     # ── what can be asked ────────────────────────────────────────────────────────────────────────
@@ -175,7 +179,9 @@ class Client:
             trace_id=trace_id,
         )
         messages = self._session.submit(submit)
-        stream = self._streams[request_id] = Stream(request_id, params.n, self._leave)
+        stream = self._streams[request_id] = Stream(
+            request_id, params.n, self._leave, received_ns=received_ns, taken=self._taken
+        )
         self._send(messages)
         return stream
 
@@ -281,6 +287,11 @@ class Client:
     def _leave(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
         self._send(self._session.cancel(request_id))
+
+    def _taken(self, request_id: str, how: TakenChoice) -> None:
+        """Tell it, if anybody listens: it is only for the trace."""
+        if self._ended is None and self._peers() is not None:
+            self._send([Taken(request_id, *how)])
 
     def _send(self, messages: list[Message]) -> None:
         for message in messages:

@@ -6,13 +6,16 @@ limit of its own, which is bounded all the same, by the request's own output.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import anyio
 import msgspec
 
-from octavo.core.messages import Row, TextLogprob, Usage
+from octavo.core.messages import Row, TextLogprob, Times, Usage
+from octavo.core.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +70,26 @@ class Piece(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TextLogprob] | None = None
 
 
+class TakenChoice(NamedTuple):
+    """How the consumer took one choice, up to its last piece; as `messages.Taken` explains it."""
+
+    choice: int
+    tokens: int
+    times: Times
+    held_ns: int
+    last_held_ns: int
+    sent: Times | None
+
+
+@dataclass(slots=True)
+class _Taking:
+    """A choice while it is taken."""
+
+    pace: Pace
+    tokens: int = 0
+    held_ns: int = 0
+
+
 class Watcher(Protocol):
     """Somebody who counts: told of each piece as its consumer takes it, and when the stream is left."""
 
@@ -81,12 +104,25 @@ class Stream:
     Leaving early cancels the request: use it as `async with stream: async for piece in stream: …`.
     """
 
-    def __init__(self, request_id: str, n: int, cancel: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        n: int,
+        cancel: Callable[[str], None],
+        *,
+        received_ns: int = 0,
+        taken: Callable[[str, TakenChoice], None] | None = None,
+    ) -> None:
+        """`taken` is told when the consumer has a choice's last piece."""
         self.request_id = request_id
+        self._received_ns = received_ns
+        self._taken = taken
+        self._taking: dict[int, _Taking] = {}
         self._open_choices = n
         self._unfed_choices = n
         self._cancel = cancel
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[tuple[Piece, int, Times | None]] = deque()
+        """Each with when it came, and what came with it of the whole choice."""
         self._prompt_tokens: int | None = None
         self.error: ClientError | None = None
         """What has ended it, once all pieces before have been taken."""
@@ -114,12 +150,28 @@ class Stream:
             if self._open_choices == 0 or self._closed:
                 raise StopAsyncIteration
             await self._wait()
-        piece = self._pieces.popleft()
+        piece, came_ns, sent = self._pieces.popleft()
         if piece.finish is not None:
             self._open_choices -= 1
+        self._note(piece, came_ns, sent)
         if self.watch is not None:
             self.watch.piece(piece)
         return piece
+
+    def _note(self, piece: Piece, came_ns: int, sent: Times | None) -> None:
+        """The consumer takes this piece."""
+        now_ns = time.monotonic_ns()
+        held_ns = now_ns - came_ns
+        if (taking := self._taking.get(piece.choice)) is None:
+            taking = self._taking[piece.choice] = _Taking(Pace(self._received_ns))
+        if piece.ids:
+            taking.pace.row(now_ns)
+            taking.tokens += len(piece.ids)
+        taking.held_ns = max(taking.held_ns, held_ns)
+        if piece.finish is not None and self._taken is not None:
+            times = taking.pace.end(now_ns)
+            how = TakenChoice(piece.choice, taking.tokens, times, taking.held_ns, held_ns, sent)
+            self._taken(self.request_id, how)
 
     async def aclose(self) -> None:
         """Leave the request; it is cancelled unless it has ended."""
@@ -156,7 +208,7 @@ class Stream:
             row.usage,
             row.prompt_logprobs,
         )
-        self._pieces.append(piece)
+        self._pieces.append((piece, time.monotonic_ns(), row.times))
         self._unfed_choices -= piece.finish is not None
         self._wake()
 

@@ -39,6 +39,7 @@ def stats(core: KvCore) -> dict[str, int]:
         "cached_blocks": pool.cached,
         "used_blocks": pool.total - pool.available,
         "evicted_blocks": pool.evicted,
+        **{f"namespace_{name}_blocks": blocks for name, blocks in core.cached_by_namespace.items()},
         **core.policy_stats,
     }
 

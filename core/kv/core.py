@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key
+from octavo.core.kv.pool import COMPARED, NO_BLOCK, BlockPool, chain_key
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
     Body,
@@ -35,9 +36,12 @@ from octavo.core.messages import (
     SwapPolicy,
     Tick,
     col,
+    namespace_name,
 )
 from octavo.core.policy import PolicyHost
 from octavo.core.trace.catalogue import Event, KvEvicted, KvLeak, KvOverdraft, StepBound
+
+SHOWN_NAMESPACES = 8
 
 REFUSED = -1
 """Rebase end of a residency that does not exist (a refused fork, a slot that is not open)."""
@@ -136,6 +140,12 @@ class KvCore:
             case _:
                 raise TypeError(f"the KV-manager takes no {type(message).__name__}")
 
+    @property
+    def cached_by_namespace(self) -> dict[str, int]:
+        """Blocks in the prefix tree by the first bytes of their namespace, of those with the most."""
+        most = sorted(zip(self.pool.tenant_blocks, self._tenants, strict=False), reverse=True)[:SHOWN_NAMESPACES]
+        return {namespace_name(name): blocks for blocks, name in most if blocks}
+
     def tables(self) -> list[list[int]]:
         """The block tables of all residencies."""
         return [r.table for r in self._residencies if r is not None]
@@ -191,6 +201,7 @@ class KvCore:
                 evicted=evicted,
                 copies=len(binding.copies),
                 skipped=len(binding.skipped),
+                policy_ns=self._eviction.take_spent_ns(),
             ),
         ]
         if evicted:
@@ -248,11 +259,10 @@ class KvCore:
         size, table, keys = self._block_size, residency.table, residency.keys
         tenant = self._tenants.setdefault(residency.namespace, len(self._tenants))
         for i in range(len(keys), min(upto, len(residency.tokens)) // size):
-            key = chain_key(
-                keys[-1] if keys else residency.namespace, residency.tokens[i * size : (i + 1) * size].tobytes()
-            )
+            tokens = residency.tokens[i * size : (i + 1) * size].tobytes()
+            key = chain_key(keys[-1] if keys else residency.namespace, tokens)
             block = table[i]
-            canonical = self.pool.insert(block, key, table[i - 1] if i else NO_BLOCK, tenant)
+            canonical = self.pool.insert(block, key, table[i - 1] if i else NO_BLOCK, tokens, tenant)
             if canonical != block:
                 self.pool.acquire(canonical)
                 self.pool.release(block)
@@ -295,15 +305,27 @@ class KvCore:
     def _match(self, match: Match) -> Matched:
         limit, size = len(match.ids) - 1, self._block_size
         found = self._lookup(match.namespace, match.ids, limit)
-        end, miss = len(found) * size, ""
+        end = len(found) * size
         if not self._caching:
-            miss = "disabled"
-        elif limit < size:
-            miss = "short"
-        elif end + size <= limit:
-            parent_key, parent = found[-1] if found else (match.namespace, NO_BLOCK)
-            miss = self.pool.why_missing(chain_key(parent_key, match.ids[end : end + size].tobytes()), parent)
-        return Matched(match.seq, end, miss)
+            return Matched(match.seq, end, "disabled", end)
+        if limit < size:
+            return Matched(match.seq, end, "short", end)
+        if end + size > limit:
+            return Matched(match.seq, end, "", end)
+        if not found and (elsewhere := self._elsewhere(match, limit)):
+            return Matched(match.seq, end, "tenant", elsewhere)
+        parent_key, parent = found[-1] if found else (match.namespace, NO_BLOCK)
+        tokens = match.ids[end : end + size].tobytes()
+        tenant = self._tenants.get(match.namespace, -1)
+        miss = self.pool.why_missing(chain_key(parent_key, tokens), parent, tokens, tenant)
+        return Matched(match.seq, end, miss.reason, end + miss.common, miss.evicted_ns)
+
+    def _elsewhere(self, match: Match, limit: int) -> int:
+        """Tokens from the start that the tree has for somebody else. Only to tell why a prefix is not found, so only
+        the latest namespaces are looked at."""
+        others = (name for name in islice(reversed(self._tenants), COMPARED) if name != match.namespace)
+        longest = max((len(self._lookup(name, match.ids, limit)) for name in others), default=0)
+        return longest * self._block_size
 
     def _take_slot(self, slot: int, residency: Residency, end: int) -> None:
         self._residencies[slot] = residency

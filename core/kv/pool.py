@@ -16,6 +16,8 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable
 from hashlib import sha256
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,19 @@ NO_BLOCK = -1
 
 REMEMBERED = 4
 """Evicted keys that are remembered, as a multiple of the pool."""
+
+
+COMPARED = 256
+"""Cached blocks that a missed one is compared with, to find the first token that differs."""
+
+
+class Miss(NamedTuple):
+    """Why a block is not in the tree, as the event `request.matched` explains it."""
+
+    reason: str
+    common: int = 0
+    """Tokens of the block that a cached one has, too, before the first that differs."""
+    evicted_ns: int = 0
 
 
 class OutOfBlocks(Exception):
@@ -53,6 +68,8 @@ class BlockPool:
         self._key: list[bytes | None] = [None] * total
         self._parent = [NO_BLOCK] * total
         self._by_key: dict[bytes, int] = {}
+        self._below: dict[int, dict[int, bytes]] = {NO_BLOCK: {}}
+        """Children of a block and their tokens (int32), oldest first: only to tell why a prefix is not found."""
         self._children = np.zeros(total, dtype=np.int32)
         self._depth = np.zeros(total, dtype=np.int32)
         self._hits = np.zeros(total, dtype=np.int32)
@@ -66,8 +83,8 @@ class BlockPool:
         self._unreferenced = np.zeros(total, dtype=np.bool_)
         """Cached and without a reference: what eviction may take."""
         self._clock = 0
-        self._gone: dict[bytes, None] = {}
-        """Keys evicted lately, oldest first: only to tell why a prefix is not found."""
+        self._gone: dict[bytes, int] = {}
+        """When keys were evicted, oldest first: only to tell why a prefix is not found."""
 
     @property
     def free(self) -> int:
@@ -76,6 +93,12 @@ class BlockPool:
     @property
     def available(self) -> int:
         return len(self._free) + self.evictable
+
+    @property
+    def tenant_blocks(self) -> list[int]:
+        """Cached blocks per tenant."""
+        held: list[int] = self._tenant_blocks.tolist()
+        return held
 
     @property
     def cached(self) -> int:
@@ -115,17 +138,21 @@ class BlockPool:
         """The block that stands for this prefix, if it is cached."""
         return self._by_key.get(key)
 
-    def why_missing(self, key: bytes, parent: int) -> str:
-        """Why `find` gives nothing for `key`, the next one after block `parent` (NO_BLOCK at the root)."""
-        if key in self._gone:
-            return "evicted"
-        if parent == NO_BLOCK:
-            return "new"
-        return "differs" if self._children[parent] else "ends"
+    def why_missing(self, key: bytes, parent: int, tokens: bytes, tenant: int) -> Miss:
+        """Why `find` gives nothing for `key`, the tenant's block of these int32 ids after `parent` (NO_BLOCK at the
+        root)."""
+        if (evicted_ns := self._gone.get(key)) is not None:
+            return Miss("evicted", evicted_ns=evicted_ns)
+        if not (below := self._below.get(parent)):
+            return Miss("new" if parent == NO_BLOCK else "ends")
+        last = islice(reversed(below.items()), COMPARED)
+        common = max((_common(tokens, other) for block, other in last if self._tenant[block] == tenant), default=0)
+        return Miss("differs" if common or parent != NO_BLOCK else "new", common)
 
-    def insert(self, block: int, key: bytes, parent: int, tenant: int = 0) -> int:
+    def insert(self, block: int, key: bytes, parent: int, tokens: bytes, tenant: int = 0) -> int:
         """Put a full block under its parent block (NO_BLOCK at the root); gives the block that holds this prefix
-        from now on, which is another one if the tree had it already. `tenant` is its namespace's index."""
+        from now on, which is another one if the tree had it already. `tokens` are its int32 ids, `tenant` is its
+        namespace's index."""
         canonical = self._by_key.get(key)
         if canonical is not None:
             return canonical
@@ -139,6 +166,7 @@ class BlockPool:
             self._tenant_blocks = np.pad(self._tenant_blocks, (0, tenant + 1 - len(self._tenant_blocks)))
         self._tenant_blocks[tenant] += 1
         self._depth[block] = 0
+        self._below.setdefault(parent, {})[block] = tokens
         if parent != NO_BLOCK:
             self._children[parent] += 1
             self._depth[block] = self._depth[parent] + 1
@@ -185,10 +213,14 @@ class BlockPool:
         key, parent = self._key[block], self._parent[block]
         if key is not None:
             del self._by_key[key]
-            self._gone[key] = None
+            self._gone[key] = self.now_ns
             if len(self._gone) > REMEMBERED * self.total:
                 del self._gone[next(iter(self._gone))]
             self._tenant_blocks[self._tenant[block]] -= 1
+            siblings = self._below[parent]
+            del siblings[block]
+            if not siblings and parent != NO_BLOCK:
+                del self._below[parent]
         self._key[block] = None
         self._parent[block] = NO_BLOCK
         self._unreferenced[block] = False
@@ -230,3 +262,12 @@ class BlockPool:
         if len(self._by_key) != sum(key is not None for key in self._key):
             wrong.append("the tree and the blocks' keys disagree")
         return wrong
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many int32 ids two blocks have in common before the first that differs."""
+    if one[:4] != other[:4]:
+        return 0
+    a, b = np.frombuffer(one, dtype=np.int32), np.frombuffer(other, dtype=np.int32)
+    same = np.equal(a, b)
+    return len(a) if same.all() else int(same.argmin())

@@ -20,6 +20,8 @@ class Guard:
         self.calls = 0
         self.bad_calls = 0
         self.slow_calls = 0
+        self.spent_ns = 0
+        """Of all its calls."""
         self._bad: deque[int] = deque(maxlen=BAD_ALLOWED)
         self._slow: deque[int] = deque(maxlen=SLOW_ALLOWED)
 

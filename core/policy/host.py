@@ -28,6 +28,10 @@ T = TypeVar("T")
 
 CALL_BUDGET_NS = 300_000
 
+_STATS = {
+    group: tuple(f"policy_{group}_{what}" for what in ("calls", "us", "rejected", "tripped")) for group in METHODS
+}
+
 
 def no_clock() -> int:
     """No time passes."""
@@ -51,7 +55,10 @@ class PolicyHost:
         self._watch = Watch() if watch is None else watch
         self._events: list[Event] = []
         self._guards = {group: Guard() for group in METHODS}
+        self._told_ns = 0
         self._observers = self._find_observers()
+        self._spent_ns = 0
+        """Of the last call."""
         self._watch.named(policies.names)
 
     @property
@@ -63,11 +70,24 @@ class PolicyHost:
     def stats(self) -> dict[str, int]:
         """For status and metrics."""
         guards = self._guards.values()
+        each: dict[str, int] = {}
+        for group, guard in self._guards.items():
+            if guard.calls or guard.tripped:
+                calls, spent, rejected, tripped = _STATS[group]
+                each[calls], each[spent] = guard.calls, guard.spent_ns // 1000
+                each[rejected], each[tripped] = guard.bad_calls, int(bool(guard.tripped))
         return {
             "policy_rejected": sum(guard.bad_calls for guard in guards),
             "policy_slow": sum(guard.slow_calls for guard in guards),
             "policy_tripped": sum(bool(guard.tripped) for guard in guards),
+            **each,
         }
+
+    def take_spent_ns(self) -> int:
+        """What all calls took since this was last asked."""
+        total = sum(guard.spent_ns for guard in self._guards.values())
+        spent, self._told_ns = max(0, total - self._told_ns), total
+        return spent
 
     def drain_events(self) -> list[Event]:
         """What happened since the last call."""
@@ -77,57 +97,62 @@ class PolicyHost:
     # ── asking ───────────────────────────────────────────────────────────────────────────────────
 
     def select(self, step: Step, waiting: Waiting, running: Running) -> Selection:
+        asked = (step, waiting, running)
         answer = self._ask(
             "batching",
             self._policies.batching.select,
-            (step, waiting, running),
+            asked,
             lambda given: answers.selection(given, waiting, running),
         )
-        return rules.select_in_order(waiting) if answer is None else answer
+        return self._given("batching", asked, rules.select_in_order(waiting) if answer is None else answer)
 
     def split(self, step: Step, remaining: Ints, decode_tokens: int) -> Ints:
+        asked = (step, remaining, decode_tokens)
         answer = self._ask(
             "chunking",
             self._policies.chunking.split,
-            (step, remaining, decode_tokens),
+            asked,
             lambda given: answers.chunks(given, step, remaining, decode_tokens),
         )
-        return rules.split_in_order(step, remaining, decode_tokens) if answer is None else answer
+        return self._given("chunking", asked, rules.split_in_order(*asked) if answer is None else answer)
 
     def victims(self, step: Step, need: int, candidates: Running) -> Ints:
         """All candidates in the order in which they should give way."""
+        asked = (step, need, candidates)
         answer = self._ask(
             "preemption",
             self._policies.preemption.victims,
-            (step, need, candidates),
+            asked,
             lambda given: answers.victims(given, candidates),
         )
         order = rules.youngest_first(candidates)
         if answer is not None:
             order = np.concatenate([answer, order[~np.isin(order, answer)]])
-        return rules.spare_the_tried(order, candidates)
+        return self._given("preemption", asked, rules.spare_the_tried(order, candidates))
 
     def draft_lengths(self, step: Step, running: Running) -> Ints:
+        asked = (step, running)
         answer = self._ask(
             "speculation",
             self._policies.speculation.draft_lengths,
-            (step, running),
+            asked,
             lambda given: answers.drafts(given, running),
         )
-        return rules.no_drafts(running) if answer is None else answer
+        return self._given("speculation", asked, rules.no_drafts(running) if answer is None else answer)
 
     def rank(self, need: int, leaves: Leaves) -> Floats:
         """As `Eviction.rank`, so that the KV-manager can use the host in a policy's place."""
+        asked = (need, leaves)
         answer = self._ask(
-            "eviction", self._policies.eviction.rank, (need, leaves), lambda given: answers.scores(given, leaves)
+            "eviction", self._policies.eviction.rank, asked, lambda given: answers.scores(given, leaves)
         )
-        return rules.least_recent(leaves) if answer is None else answer
+        return self._given("eviction", asked, rules.least_recent(leaves) if answer is None else answer)
 
     def _ask(
         self, group: str, method: Callable[..., Any], arguments: tuple[Any, ...], check: Callable[[Any], T]
     ) -> T | None:
         """The checked answer, or None if the kernel's own rule has to stand in."""
-        guard = self._guards[group]
+        guard, self._spent_ns = self._guards[group], 0
         if guard.tripped:
             return None
         guard.calls += 1
@@ -142,6 +167,8 @@ class PolicyHost:
             spent = 0
             self._bad(group, error)
         self._watch.ends()
+        self._spent_ns = spent
+        guard.spent_ns += spent
         if spent > self._budget_ns:
             guard.slow(spent, self._budget_ns)
         if guard.tripped:
@@ -155,6 +182,11 @@ class PolicyHost:
             )
         return checked
 
+    def _given(self, group: str, asked: tuple[Any, ...], answer: T) -> T:
+        """What the kernel goes by."""
+        self._watch.answered(group, asked, answer, self._spent_ns)
+        return answer
+
     def _bad(self, group: str, error: Exception) -> None:
         why = str(error) if isinstance(error, InvalidAnswer) else f"{type(error).__name__}: {error}"
         self._guards[group].bad(why)
@@ -164,8 +196,8 @@ class PolicyHost:
 
     @property
     def observing(self) -> bool:
-        """Whether any policy wants to know what happened."""
-        return bool(self._observers)
+        """Whether any policy, or who looks on, wants to know what happened."""
+        return self._watch.observing or bool(self._observers)
 
     def observe(self, observed: Observed) -> None:
         for group, observer in self._observers.items():
@@ -181,6 +213,7 @@ class PolicyHost:
                     name = self._policies.names[group]
                     self._events.append(PolicyTripped(group=group, policy=name, why=guard.tripped, dump={}))
             self._watch.ends()
+        self._watch.observed(observed)
 
     def _find_observers(self) -> dict[str, Observer]:
         """By group; one object that serves several groups is told once."""

@@ -65,7 +65,8 @@ class Book:
         sequence = self._unmatched.pop(answer.seq, None)
         if sequence is None or sequence.state is not State.WAITING:
             return
-        sequence.hint = 0 if sequence.request.computes_prompt else min(answer.cached, len(sequence.tokens) - 1)
+        computes = sequence.request.computes_prompt
+        sequence.hint = 0 if computes else min(answer.cached, len(sequence.tokens) - 1)
         self.queue.changed()
         self.outbox.events.append(
             RequestMatched(
@@ -73,7 +74,9 @@ class Book:
                 choice=sequence.choice,
                 cached=sequence.hint,
                 known=len(sequence.tokens),
-                miss=answer.miss,
+                miss="computed" if computes and answer.cached else answer.miss,
+                at=answer.at,
+                evicted_ns=answer.evicted_ns,
             )
         )
 
@@ -112,6 +115,8 @@ class Book:
                 dropped=sequence.dropped,
                 preemptions=sequence.preemptions,
                 since_queued_ns=now_ns - request.arrival_ns,
+                drafted=sequence.drafted,
+                accepted=sequence.accepted,
             )
         )
 

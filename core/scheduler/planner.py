@@ -306,6 +306,7 @@ class Planner:
             waiting=len(self.queue),
             running=slots.running,
             credit=draft.credit,
+            policy_ns=self._host.take_spent_ns(),
             open_ids=plan.open_id.tolist(),
         )
         self.commits = Commits()

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from octavo.core.messages import TextLogprob, TokenLogprob
+from octavo.core.pace import Pace
 from octavo.core.tokenizer.detokenize import CONTEXT, Detokenizer
 from octavo.core.tokenizer.stops import Released, StopFilter, StopStrings
 from octavo.core.tokenizer.vocabulary import Vocabulary
@@ -43,6 +44,7 @@ class Choice:
         skip_special_tokens: bool,
         logprobs: bool,
         min_tokens: int = 0,
+        received_ns: int = 0,
     ) -> None:
         self._vocabulary = vocabulary
         self._detokenizer = Detokenizer(vocabulary, [*prompt[-CONTEXT:], *delivered[-CONTEXT:]], skip_special_tokens)
@@ -58,6 +60,8 @@ class Choice:
         """How many tokens have come, from the start of the output: the index of the next one."""
         self.cached = 0
         """Prompt tokens that came from the prefix tree, as the scheduler last said."""
+        self.pace = None if delivered else Pace(received_ns)
+        """Of its rows; None if others delivered some of them."""
 
     def take(self, index: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> bool:
         """Take tokens that start at output `index` (not beyond `received`; what is known already is skipped).

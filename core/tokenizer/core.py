@@ -43,11 +43,14 @@ from octavo.core.messages import (
     Row,
     Stop,
     Submit,
+    Taken,
     Tokenize,
     Tokenized,
     Usage,
     col,
+    namespace_name,
 )
+from octavo.core.pace import latencies, off
 from octavo.core.tokenizer import limits
 from octavo.core.tokenizer.choice import Choice
 from octavo.core.tokenizer.invalid import InvalidRequestError
@@ -60,6 +63,7 @@ from octavo.core.trace.catalogue import (
     RequestDelivered,
     RequestFailed,
     RequestReceived,
+    RequestTaken,
     RequestTokenized,
 )
 
@@ -94,6 +98,8 @@ class TokenizerCore:
                 self._submit(message)
             case Cancel(request_id):
                 self._cancel(request_id)
+            case Taken():
+                self._taken(message)
             case Tokenize():
                 self._to_client(message.client, self._tokenized(message))
             case Detokenize():
@@ -208,6 +214,7 @@ class TokenizerCore:
                     skip_special_tokens=params.skip_special_tokens,
                     logprobs=params.sampling.logprobs >= 0,
                     min_tokens=params.sampling.min_tokens,
+                    received_ns=submit.received_ns,
                 )
                 for number in range(params.n)
                 if not enqueue.finished[number]
@@ -224,6 +231,7 @@ class TokenizerCore:
                 prompt_tokens=live.prompt_tokens,
                 max_tokens=enqueue.max_tokens,
                 n=params.n,
+                namespace=namespace_name(enqueue.namespace),
             )
         )
         self._end_complete(live, enqueue)
@@ -253,6 +261,29 @@ class TokenizerCore:
         for number in list(live.choices):
             live.choices[number].flush()
             self._finish(live, number, "cancelled")
+
+    def _taken(self, taken: Taken) -> None:
+        ours = latencies(taken.times, taken.tokens)
+        sent = None if taken.sent is None else latencies(taken.sent, taken.tokens)
+        self._events.append(
+            RequestTaken(
+                request_id=taken.request_id,
+                choice=taken.choice,
+                tokens=taken.tokens,
+                rows=taken.times.rows,
+                ttft_ns=ours.ttft,
+                itl_ns=ours.itl,
+                longest_ns=ours.longest,
+                tpot_ns=ours.tpot,
+                e2e_ns=ours.e2e,
+                held_ns=taken.held_ns,
+                last_held_ns=taken.last_held_ns,
+                ttft_off_ns=sent and off(ours.ttft, sent.ttft),
+                itl_off_ns=sent and off(ours.itl, sent.itl),
+                tpot_off_ns=sent and off(ours.tpot, sent.tpot),
+                e2e_off_ns=sent and off(ours.e2e, sent.e2e),
+            )
+        )
 
     def _tokenized(self, question: Tokenize) -> Tokenized:
         try:
@@ -320,6 +351,8 @@ class TokenizerCore:
     def _deliver(self, live: Live, number: int, choice: Choice) -> None:
         index, ids, text, logprobs = choice.collect()
         if ids:
+            if choice.pace is not None:
+                choice.pace.row(self._now_ns)
             prompt = live.prompt_logprobs if index == 0 else None
             row = Row(
                 live.request_id, number, live.attempt, index, ids, text, logprobs=logprobs, prompt_logprobs=prompt
@@ -332,7 +365,12 @@ class TokenizerCore:
         index, ids, text, logprobs = choice.collect()
         usage = Usage(live.prompt_tokens, choice.received, choice.cached)
         prompt = live.prompt_logprobs if index == 0 else None
-        row = Row(live.request_id, number, live.attempt, index, ids, text, finish, detail, usage, logprobs, prompt)
+        if (pace := choice.pace) is not None and ids:
+            pace.row(self._now_ns)
+        times = pace.end(self._now_ns) if pace is not None else None
+        row = Row(
+            live.request_id, number, live.attempt, index, ids, text, finish, detail, usage, logprobs, prompt, times
+        )
         self._row(live.client, row)
         self._events.append(
             RequestDelivered(

@@ -178,7 +178,8 @@ class RequestRecovered(RequestEvent, frozen=True, kw_only=True, tag="request.rec
 
 
 class RequestFinished(RequestEvent, frozen=True, kw_only=True, tag="request.finished"):
-    """A choice ended in the scheduler. `dropped` tokens were sampled but not part of the answer."""
+    """A choice ended in the scheduler. `dropped` tokens were sampled but not part of the answer. Of `drafted` guesses
+    that were verified, `accepted` were right."""
 
     choice: int
     finish: str
@@ -189,6 +190,8 @@ class RequestFinished(RequestEvent, frozen=True, kw_only=True, tag="request.fini
     dropped: int
     preemptions: int
     since_queued_ns: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 class RequestDelivered(RequestEvent, frozen=True, kw_only=True, tag="request.delivered"):
@@ -287,11 +290,14 @@ class StepExecuted(Event, frozen=True, kw_only=True, tag="step.executed"):
 
 
 class StepCompleted(Event, frozen=True, kw_only=True, tag="step.completed"):
-    """The scheduler has the result; `latency_ns` since the plan was made."""
+    """The scheduler has the result; `latency_ns` since the plan was made. Of `drafted` guesses that were verified,
+    `accepted` were right."""
 
     step: int
     new_tokens: int
     latency_ns: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 class KvEvicted(Event, frozen=True, kw_only=True, tag="kv.evicted"):

@@ -4,9 +4,9 @@
                                       ▲                  │
                                       └─ preempted, recovered: queue again, recompute
 
-The pieces of a choice follow each other from the moment its request was received to its last row, so they sum to its
-E2E whatever is said of them. What is said is what events show: who was in the step that ran, for which resource the
-head of the queue waited, which process had ended. Pure.
+The pieces of a choice follow each other from the moment its request was received until its client has the last row, so
+they sum to its E2E whatever is said of them. What is said is what events show: who was in the step that ran, for which
+resource the head of the queue waited, which process had ended. Pure.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from octavo.core.trace.catalogue import (
     RequestReceived,
     RequestRecovered,
     RequestResumed,
+    RequestTaken,
     RequestTokenized,
 )
 from octavo.core.trace.read import Line
@@ -39,6 +40,9 @@ QUEUEING = ("queue", "preempted", "recovery")
 """Phases without a slot."""
 RUNNING = ("prefill", "decode", "recompute")
 """Phases in a slot."""
+NEIGHBOUR = "a neighbour's prefill"
+SLOW_STEP = 8
+"""A step that takes so many times the median, without any prefill, is called slow."""
 
 
 class Piece(NamedTuple):
@@ -50,6 +54,8 @@ class Piece(NamedTuple):
     cause: str
     note: str = ""
     step: int | None = None
+    by: str = ""
+    """The request that caused it, where one did."""
 
     @property
     def took_ns(self) -> int:
@@ -67,9 +73,11 @@ class Life:
     pieces: list[Piece] = field(default_factory=list)
     first_token_ns: int | None = None
     end_ns: int | None = None
-    """When its last row was sent, or it was cancelled or refused; None while it goes on."""
+    """When its client took the last row (or it was sent, if that is not known), or it was cancelled or refused; None
+    while it goes on."""
     finish: str = ""
     finished: RequestFinished | None = None
+    taken: RequestTaken | None = None
     matched: RequestMatched | None = None
     preempted: list[tuple[RequestPreempted, int]] = field(default_factory=list)
     """Each with its time."""
@@ -148,6 +156,8 @@ class _Teller:
         if life is not None:
             if life.end_ns is None:
                 self._cut(self._last_line_ns, self._phase)
+            elif life.taken is not None:
+                life.end_ns = self._to_client(life.end_ns, life.received_ns + life.taken.e2e_ns, life.taken)
             life.token_times = [done for done, _ in self._done_ns if done >= (life.first_token_ns or done)]
         return life
 
@@ -157,6 +167,9 @@ class _Teller:
             if isinstance(event, RequestReceived):
                 self._since_ns = event.received_ns
                 self._life = Life(self._who, event.received_ns, event.trace_id, event.tenant)
+            return
+        if isinstance(event, RequestTaken):
+            life.taken = event
             return
         if life.end_ns is not None and not isinstance(event, RequestFinished):
             return
@@ -214,6 +227,16 @@ class _Teller:
         if end_ns > self._since_ns:
             self._life.pieces += self._explain(self._since_ns, end_ns)
         self._since_ns, self._phase = end_ns, phase
+
+    def _to_client(self, sent_ns: int, taken_ns: int, taken: RequestTaken) -> int:
+        """The last row's way to the client, and what it lay there. Gives when the client had it."""
+        assert self._life is not None  # only called for a life
+        came_ns = min(max(sent_ns, taken_ns - taken.last_held_ns), taken_ns)
+        if came_ns > sent_ns:
+            self._life.pieces.append(Piece(sent_ns, came_ns, "deliver", "tokenizer to client"))
+        if taken_ns > came_ns:
+            self._life.pieces.append(Piece(came_ns, taken_ns, "deliver", "the client had not taken it"))
+        return max(sent_ns, taken_ns)
 
     # ── what the time went on ────────────────────────────────────────────────────────────────────
 
@@ -283,36 +306,54 @@ class _Teller:
             return [Piece(start_ns, end_ns, phase, "in a step", f"step {step}", step)] if end_ns > start_ns else []
         bound = record.bound or record.planned
         # An actor is done with a cause only after it has sent; the next one may have begun by then.
-        planned_ns = record.planned.ts_ns + record.planned.spent_ns
+        planned_ns = min(record.planned.ts_ns + record.planned.spent_ns, bound.ts_ns)
+        policies_ns = record.plan.policy_ns
+        cause, note, by = self._company(record)
         stations = [
-            (min(planned_ns, bound.ts_ns), "until it is planned", f"by the scheduler, as step {step}"),
+            (record.planned.ts_ns, *self._unplanned(start_ns, record)),
+            (planned_ns - policies_ns, "until it is planned", f"by the scheduler, as step {step}"),
+            (planned_ns, "policies", f"they took {policies_ns / 1e6:.2f} ms of the planning of step {step}"),
             (bound.ts_ns, "plan on its way", f"to the KV-manager, step {step}"),
             (min(bound.ts_ns + bound.spent_ns, ran[0]), "binding", f"by the KV-manager, step {step}"),
             (ran[0], "until the executor begins", f"step {step}"),
-            (ran[1], *self._company(record)),
+            (ran[1], cause, note),
             (end_ns, "result on its way", f"to the scheduler, step {step}"),
         ]
         pieces: list[Piece] = []
         at = start_ns
-        for until_ns, cause, note in stations:
+        for until_ns, went_on, why in stations:
             until = min(max(until_ns, at), end_ns)
             if until > at:
-                pieces.append(Piece(at, until, phase, cause, note, step))
+                pieces.append(Piece(at, until, phase, went_on, why, step, by if went_on == NEIGHBOUR else ""))
             at = until
         return pieces
 
-    def _company(self, record: StepRecord) -> tuple[str, str]:
-        """What the executor computed beside this choice's own part."""
+    def _unplanned(self, start_ns: int, record: StepRecord) -> tuple[str, str]:
+        """Why no step was planned for it from then on until this one."""
+        step, without = record.plan.step, self._run.planned_in(start_ns, record.planned.ts_ns)
+        if without:
+            chose = "the chunking policy gave the tokens to" if self._who in record.chunks else "the policies chose"
+            return "left out", f"{without} steps were planned without it: {chose} others"
+        return "until it is planned", f"by the scheduler, as step {step}"
+
+    def _company(self, record: StepRecord) -> tuple[str, str, str]:
+        """What the executor computed beside this choice's own part: cause, note, and whose the most of it was."""
         plan, own = record.plan, record.chunks.get(self._who)
         others = {who: chunk for who, chunk in record.chunks.items() if who != self._who}
         mine = f"its tokens {own.start} to {own.start + own.tokens}" if own else "its next token"
         if not others:
-            return "executor", f"step {plan.step}: {mine}, {plan.sequences} sequences"
+            note = f"step {plan.step}: {mine}, {plan.sequences} sequences"
+            usual_ns = self._run.usual_execute_ns
+            took_ns = record.executed.execute_ns if record.executed is not None else 0
+            if took_ns > SLOW_STEP * usual_ns:
+                slow = f"{note}, {took_ns / 1e6:.2f} ms against {usual_ns / 1e6:.2f}"
+                return "executor, slower than usual", slow, ""
+            return "executor", note, ""
         neighbour, longest = max(others.items(), key=lambda entry: entry[1].tokens)
         tokens = sum(chunk.tokens for chunk in others.values())
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         note = f"step {plan.step}: {mine}, beside {tokens} prefill tokens, {longest.tokens} of them of "
-        return "a neighbour's prefill", f"{note}{neighbour.request_id}{more}"
+        return NEIGHBOUR, f"{note}{neighbour.request_id}{more}", neighbour.request_id
 
 
 _RESOURCES = {

@@ -8,6 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
 from typing import NamedTuple
 
 from octavo.core.trace.catalogue import (
@@ -114,6 +116,22 @@ class Run:
         """The step planned last by then."""
         at = bisect_right(self.steps, ts_ns, key=lambda record: record.planned.ts_ns)
         return self.steps[at - 1] if at else None
+
+    def step_planned_at(self, ts_ns: int) -> StepRecord | None:
+        """The step whose plan says that it was made then."""
+        found = self.step_at(ts_ns)
+        return found if found is not None and found.planned.ts_ns == ts_ns else None
+
+    def planned_in(self, start_ns: int, end_ns: int) -> int:
+        """How many steps were planned after the one and before the other."""
+        first = bisect_right(self.steps, start_ns, key=lambda record: record.planned.ts_ns)
+        return max(0, bisect_left(self.steps, end_ns, key=lambda record: record.planned.ts_ns) - first)
+
+    @cached_property
+    def usual_execute_ns(self) -> int:
+        """The median of steps without prefill; 0 if there are none."""
+        took = [r.executed.execute_ns for r in self.steps if r.executed is not None and not r.chunks]
+        return int(median(took)) if took else 0
 
     def exit_before(self, ts_ns: int) -> ActorExited | None:
         """The last process that had ended by then."""

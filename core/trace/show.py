@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from octavo.core.trace.catalogue import RequestPreempted
+from octavo.core.trace.catalogue import RequestMatched, RequestPreempted, RequestTaken
 from octavo.core.trace.life import QUEUEING, Life, Piece, lives
 from octavo.core.trace.read import NoSuchRun, find, lines, records
 from octavo.core.trace.run import Run
@@ -18,14 +18,18 @@ __all__ = ["describe", "lines", "request_life", "show", "tell"]
 _COMMON = ("ts_ns", "spent_ns", "role", "replica", "generation", "event", "request_id")
 _API_PREFIX = re.compile(r"^(chatcmpl|cmpl)-")
 SHOWN_IDS = 4
+SLOW_CLIENT_NS = 20_000_000
+"""A client that lets a row lie for longer is called slow."""
 
 _MISSES = {
     "": "all its whole blocks",
     "short": "it has no whole block to look up",
     "disabled": "the prefix cache is off (kv.prefix_cache)",
-    "new": "no prefix of it was seen before",
+    "computed": "it asked for log-probabilities of its prompt, so that all of it is computed",
+    "new": "no common prefix: nothing that is there begins with its first token",
     "ends": "nothing was seen after this prefix",
-    "differs": "what was seen after this prefix is different from token {cached} on",
+    "differs": "token {at} is the first that differs from what is there",
+    "tenant": "another tenant has its first {at} tokens, and tenants share nothing",
     "evicted": "the next block was there, and was evicted",
 }
 
@@ -62,13 +66,27 @@ def _chain(run: Run, life: Life) -> list[str]:
     out.append(f"  E2E {ms(total)} ms = {phases}")
     if life.ttft_ns is not None:
         gap = life.longest_gap
-        longest = "" if gap is None else f"; longest time between tokens {ms(gap[1] - gap[0])} ms"
+        longest = "" if gap is None else f"; longest time between tokens {_gap(life, gap)}"
         out.append(f"  first token after {ms(life.ttft_ns)} ms{longest}")
+    if life.taken is not None:
+        out.append(f"  {_client(life.taken)}")
     out += ["", "          at         took"]
     for pieces in _grouped(life.pieces):
         out += _told(run, life, pieces)
     out.append("")
     return out
+
+
+def _gap(life: Life, gap: tuple[int, int]) -> str:
+    return f"{ms(gap[1] - gap[0])} ms, mostly {next(iter(life.causes(*gap)), 'unknown')}"
+
+
+def _client(taken: RequestTaken) -> str:
+    """What the client measured, and whether it was slow itself."""
+    measures = {"TTFT": taken.ttft_ns, "ITL": taken.itl_ns, "TPOT": taken.tpot_ns, "E2E": taken.e2e_ns}
+    told = ", ".join(f"{name} {ms(value)} ms" for name, value in measures.items() if value is not None)
+    slow = f"; it was slow: a row lay ready for {ms(taken.held_ns)} ms" if taken.held_ns > SLOW_CLIENT_NS else ""
+    return f"as the client saw it: {told}{slow}"
 
 
 def _traced(life: Life) -> str:
@@ -82,6 +100,8 @@ def _fate(life: Life) -> str:
         return life.finish or "not finished"
     again = f", preempted {done.preemptions} times" if done.preemptions else ""
     spare = f", {done.dropped} computed in vain" if done.dropped else ""
+    if done.drafted:
+        spare += f", {done.accepted} of {done.drafted} guesses right"
     return (
         f"{life.finish or done.finish}: {done.prompt_tokens} prompt tokens ({done.cached} from the cache), "
         f"{done.output_tokens} output tokens{spare}{again}"
@@ -112,8 +132,20 @@ def _told(run: Run, life: Life, pieces: list[Piece]) -> list[str]:
         often = f" ({len(parts)} times, longest {ms(longest.took_ns)} ms)" if len(parts) > 1 else ""
         note = f": {longest.note}" if longest.note else ""
         out.append(f"{'':17}{ms(took):>10} ms    {cause}{often}{note}")
+        if by := _by(parts):
+            out.append(f"{'':32}{by}")
     out += [f"{'':32}{line}" for line in _explained(run, life, pieces)]
     return out
+
+
+def _by(pieces: list[Piece]) -> str:
+    """Whose doing it was, if there were several."""
+    took: dict[str, int] = {}
+    for piece in pieces:
+        if piece.by:
+            took[piece.by] = took.get(piece.by, 0) + piece.took_ns
+    ranked = sorted(took, key=lambda name: -took[name])
+    return "of " + _some([f"{name} {ms(took[name])} ms" for name in ranked]) if len(ranked) > 1 else ""
 
 
 def _explained(run: Run, life: Life, pieces: list[Piece]) -> list[str]:
@@ -131,10 +163,19 @@ def _explained(run: Run, life: Life, pieces: list[Piece]) -> list[str]:
             holders = list(dict.fromkeys(who.request_id for who in step.members))
             out.append(f"{step.plan.running} sequences were running: {_some(holders)}")
         if phase == "queue" and life.matched is not None:
-            matched = life.matched
-            why = _MISSES.get(matched.miss, matched.miss).format(cached=matched.cached)
-            out.append(f"{matched.cached} of {matched.known} tokens were in the prefix tree: {why}")
+            out.append(_matched(run, life.matched, start))
     return out
+
+
+def _matched(run: Run, matched: RequestMatched, now_ns: int) -> str:
+    why = _MISSES.get(matched.miss, matched.miss).format(at=matched.at)
+    if matched.evicted_ns:
+        why += f" {ms(now_ns - matched.evicted_ns)} ms before"
+        step = run.step_planned_at(matched.evicted_ns)
+        if step is not None:
+            takers = list(dict.fromkeys(who.request_id for who in step.chunks or step.members))
+            why += f", by step {step.plan.step} for {_some(takers)}"
+    return f"{matched.cached} of {matched.known} tokens were in the prefix tree: {why}"
 
 
 def _preempted(event: RequestPreempted) -> str:

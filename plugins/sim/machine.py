@@ -29,6 +29,7 @@ from octavo.core.messages import (
     StepPlan,
     StepResult,
     Tick,
+    namespace_name,
 )
 from octavo.core.scheduler.build import build as build_scheduler
 from octavo.core.trace.catalogue import Event, RequestReceived, RequestTokenized, StepExecuted
@@ -133,7 +134,11 @@ class Machine:
             request_id=asked.request_id, trace_id="", attempt=0, tenant=asked.tenant, received_ns=self.now_ns
         )
         tokenized = RequestTokenized(
-            request_id=asked.request_id, prompt_tokens=len(asked.ids), max_tokens=asked.max_tokens, n=1
+            request_id=asked.request_id,
+            prompt_tokens=len(asked.ids),
+            max_tokens=asked.max_tokens,
+            n=asked.n,
+            namespace=namespace_name(asked.namespace),
         )
         self._tell(T, (received, tokenized))
         self._post(self.now_ns + self._hops[T, S], S, asked)

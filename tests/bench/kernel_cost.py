@@ -152,7 +152,7 @@ def match_costs() -> list[str]:
         for i in range(cached):  # one long prefix: the deepest tree there can be
             tokens = col(np.arange(BLOCK_SIZE) + i).tobytes()
             key = chain_key(key, tokens)
-            parent = kv.pool.insert(kv.pool.allocate(), key, parent)
+            parent = kv.pool.insert(kv.pool.allocate(), key, parent, tokens)
         for prompt in (128, 1024, 8192):
             ids = col(np.concatenate([np.arange(BLOCK_SIZE) + i for i in range(prompt // BLOCK_SIZE)]))
             times = []

@@ -255,7 +255,7 @@ def test_the_pool_balances_whatever_is_taken_and_given_back(actions: list[int], 
                 assert pool.available == 0
                 continue
             if action < 3:
-                pool.insert(block, chain_key(b"", np.int32(i).tobytes()), NO_BLOCK)
+                pool.insert(block, chain_key(b"", np.int32(i).tobytes()), NO_BLOCK, np.int32(i).tobytes())
             held.append(block)
         elif held:
             pool.release(held.pop(action % len(held)))

@@ -26,9 +26,12 @@ class Seen:
     finishes: list[str] = field(default_factory=list)
 
 
-async def one(client: Client, name: str, ids: list[int], max_tokens: int, n: int, seen: dict[str, Seen]) -> None:
+async def one(
+    client: Client, name: str, ids: list[int], max_tokens: int, n: int, seen: dict[str, Seen], tenant: str = ""
+) -> None:
     mine = seen[name] = Seen(time.monotonic_ns())
-    async with await client.generate(Ids(ids), Params(max_tokens=max_tokens, n=n), request_id=name) as stream:
+    params = Params(max_tokens=max_tokens, n=n)
+    async with await client.generate(Ids(ids), params, request_id=name, tenant=tenant) as stream:
         async for piece in stream:
             mine.first_ns = mine.first_ns or time.monotonic_ns()
             mine.tokens += len(piece.ids)
@@ -68,6 +71,6 @@ def mixed_load(running: Daemon, count: int) -> dict[str, Seen]:
 
 
 def ended(run_dir: Path) -> int:
-    """Choices whose end both the scheduler and the tokenizer have written."""
+    """Choices whose end the scheduler and the tokenizer have written, and that the client has taken it."""
     names = [line["event"] for line in lines(run_dir)]
-    return min(names.count("request.finished"), names.count("request.delivered"))
+    return min(names.count(f"request.{end}") for end in ("finished", "delivered", "taken"))

@@ -52,7 +52,7 @@ def test_a_restarted_actor_goes_on_in_the_same_file(tmp_path: Path) -> None:
 
 def test_what_is_switched_off_is_not_written(tmp_path: Path) -> None:
     failed = RequestFailed(request_id="r", code="c", reason="x")
-    bound = StepBound(step=1, allocated=0, free=0, evictable=0, evicted=0, copies=0, skipped=0)
+    bound = StepBound(step=1, allocated=0, free=0, evictable=0, evicted=0, copies=0, skipped=0, policy_ns=0)
     write(tmp_path, Role.KV, STEP, bound, failed, config=TraceConfig(steps=False))
     assert [event["event"] for event in lines(tmp_path)] == ["request.failed"]
     write(tmp_path, Role.EXECUTOR, failed, config=TraceConfig(enabled=False))
@@ -89,7 +89,7 @@ def test_a_requests_life_is_told_over_all_files_in_order_of_time(
         Emitter(tmp_path, Role.TOKENIZER, TraceConfig()) as tokenizer,
         Emitter(tmp_path, Role.SCHEDULER, TraceConfig()) as scheduler,
     ):
-        tokenizer.emit(RequestTokenized(request_id="mine", prompt_tokens=5, max_tokens=7, n=1))
+        tokenizer.emit(RequestTokenized(request_id="mine", prompt_tokens=5, max_tokens=7, n=1, namespace=""))
         scheduler.emit(RequestFirstToken(request_id="mine", choice=0, step=2, since_queued_ns=1_500_000))
         scheduler.emit(RequestCancelled(request_id="other", why="test"))
         tokenizer.emit(RequestCancelled(request_id="mine", why="by the client"))

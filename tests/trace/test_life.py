@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from octavo.core.client.client import Client
-from octavo.core.trace.catalogue import Event, RequestDelivered, RequestFailed, RequestPreempted, RequestReceived
+from octavo.core.trace.catalogue import Event, RequestFailed, RequestPreempted, RequestReceived, RequestTaken
 from octavo.core.trace.life import Life, lives
 from octavo.core.trace.read import Line, lines, records
 from octavo.core.trace.run import Run
@@ -79,9 +79,9 @@ def test_the_pieces_of_every_life_follow_each_other_and_sum_to_its_e2e(loaded: L
     count = 0
     for name in loaded.seen:
         told = {
-            line.event.choice: line.event.since_received_ns
+            line.event.choice: line.event.e2e_ns
             for line in loaded.run.requests[name]
-            if isinstance(line.event, RequestDelivered)
+            if isinstance(line.event, RequestTaken)
         }
         for life in lives(loaded.run, name):
             count += 1
