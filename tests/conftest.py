@@ -16,3 +16,9 @@ def root() -> Path:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-runs", default="1000", help="runs of the cores' fuzzer")
     parser.addoption("--fuzz-seed", default="0", help="its first seed")
+    parser.addoption(
+        "--kernels-all", action="store_true", help="compile every CUDA kernel, plant every fault; writes their results"
+    )
+    parser.addoption(
+        "--counted-requests", default="", help="requests of the run that metrics and events are compared on"
+    )
