@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
-from torch import Tensor
 
 from octavo.core.config.schema import Config
 from octavo.core.messages import Facts, StepBind
 from octavo.executors.residents import Resident, Span
 from octavo.executors.sampling import Reals
+
+if TYPE_CHECKING:  # an executor without torch has no use for it here
+    from torch import Tensor
 
 GROUP = "octavo.drafter"
 

@@ -1,0 +1,75 @@
+"""From the runs of a step to the step library's flat batch, and where each run's answers are in what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from octavo.executors.drafting.contract import Draft
+from octavo.executors.native.library import Int32s, int32s
+from octavo.executors.native.program import Inputs
+from octavo.executors.residents import Resident, Run, of_prompt
+from octavo.executors.sampling import shaped
+
+
+class Ask(NamedTuple):
+    """A run's tokens are [start, stop) of the batch, its own ones first, then its guesses. Its samples are the step's
+    from number `sample` on: of `about` positions of the prompt, then of its last token and each guess if it samples.
+    Their logits are rows from `logits` on; -1: the best tokens are enough."""
+
+    start: int
+    own: int
+    stop: int
+    about: int
+    sample: int
+    samples: int
+    logits: int
+
+
+def batch(runs: Sequence[Run], drafts: Sequence[Draft], copies: tuple[Int32s, Int32s]) -> tuple[Inputs, list[Ask]]:
+    """`copies` are blocks to be copied before all else, sources and targets."""
+    asks: list[Ask] = []
+    ids: list[int] = []
+    tables: list[int] = []
+    table_start = [0]
+    sample_rows: list[int] = []
+    logit_rows: list[int] = []
+    logits = 0
+    for run, draft in zip(runs, drafts, strict=True):
+        start = len(ids)
+        ids += run.resident.tokens[run.start : run.end]
+        own = len(ids)
+        ids += draft.tokens
+        about = len(of_prompt(run))
+        rows = list(range(start, start + about))
+        if run.samples:
+            rows += range(own - 1, len(ids))
+        needed = about > 0 or (run.samples and not _best_is_enough(run.resident))
+        asks.append(Ask(start, own, len(ids), about, len(sample_rows), len(rows), logits if needed else -1))
+        sample_rows += rows
+        if needed:
+            logit_rows += range(logits, logits + len(rows))
+            logits += len(rows)
+        else:
+            logit_rows += [-1] * len(rows)
+        tables += run.resident.table
+        table_start.append(len(tables))
+    if len(ids) == len(runs):
+        positions, sequences = [run.start for run in runs], list(range(len(runs)))
+    else:
+        lengths = [ask.stop - ask.start for ask in asks]
+        positions = [p for run, n in zip(runs, lengths, strict=True) for p in range(run.start, run.start + n)]
+        sequences = np.repeat(np.arange(len(runs)), lengths).tolist()
+    inputs = Inputs(
+        int32s(ids), int32s(positions), int32s(sequences), int32s(tables), int32s(table_start), int32s(sample_rows),
+        int32s(logit_rows), *copies,
+    )  # fmt: skip
+    return inputs, asks
+
+
+def _best_is_enough(resident: Resident) -> bool:
+    """Greedy on the bare logits: the library's own argmax will do."""
+    sampling = resident.sampling
+    return sampling.temperature == 0 and sampling.logprobs < 0 and sampling.grammar is None and not shaped(sampling)
