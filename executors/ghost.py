@@ -14,7 +14,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from octavo.core.config.schema import Config
-from octavo.core.messages import ChunkLogprobs, Facts, Sampling, StepBind, StepPlan, StepResult, TokenLogprob, col
+from octavo.core.messages import (
+    EMPTY,
+    ChunkLogprobs,
+    Facts,
+    Sampling,
+    StepBind,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    col,
+)
 from octavo.executors.residents import Resident, Residents, Run, of_prompt
 
 _MASK = (1 << 63) - 1
@@ -101,6 +111,7 @@ class GhostExecutor:
             n_new=col([len(tokens) for tokens in produced]),
             tokens=col([token for tokens in produced for token in tokens]),
             kv_len=col([run.resident.kv_len for run in runs]),
+            drafted=col([run.drafts for run in runs]) if any(run.drafts for run in runs) else EMPTY,
             started_ns=started,
             finished_ns=time.monotonic_ns(),
             logprobs=self._logprobs(runs, produced),

@@ -112,6 +112,10 @@ class Running:
     """Its whole prompt is planned and it has produced a token."""
     cached: Ints
     """Tokens that it took from the prefix tree when it got its slot: probably there again when it comes back."""
+    judged: Ints
+    """Guesses of its latest drafts that were judged, the wrong one that ended a draft included; old ones count less."""
+    right: Ints
+    """Of these, the ones that were right."""
 
     def __len__(self) -> int:
         return len(self.known)
@@ -152,7 +156,7 @@ class Observed:
     decodes: Ints
     """Sequences that decoded."""
     drafted: Ints
-    """Tokens drafted by speculation."""
+    """Guesses that were verified: what drafters found, not what was asked of them."""
     accepted: Ints
     """Of these, the ones that became output."""
     # What tenants got in these steps; shape [tenants].

@@ -63,14 +63,15 @@ class Observations:
         tenants = _by_slot(plan.slot, made.tenants, slots)
         n = _by_slot(plan.slot, plan.n, slots)
         decode = _by_slot(plan.slot, (plan.kind == Kind.DECODE).astype(np.int32), slots).astype(np.bool_)
-        chunk, drafts = np.where(decode, 0, n), np.where(decode, n - 1, 0)
+        chunk = np.where(decode, 0, n)
+        drafted = result.drafted
         self._steps.append(
             _StepRow(
                 duration_ns=now_ns - max(plan.now_ns, began_ns),
                 prefill_tokens=int(chunk.sum()),
                 decodes=int(decode.sum()),
-                drafted=int(drafts.sum()),
-                accepted=int(np.where(decode, np.clip(result.n_new - 1, 0, drafts), 0).sum()),
+                drafted=int(drafted.sum()),
+                accepted=int((result.n_new - 1)[drafted > 0].sum()) if len(drafted) else 0,
             )
         )
         self._prefill = _add(self._prefill, tenants, chunk)

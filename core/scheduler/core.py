@@ -94,6 +94,7 @@ class SchedulerCore:
             "blocks_available": self._ledger.available,
             "step": self._planner.last_step,
             "preemptions": self._planner.room.preemptions,
+            **self._slots.guesses.stats,
             "policy_overruled": self._planner.overruled,
             **self._host.stats,
         }

@@ -86,6 +86,10 @@ class Sequence:
     """Tokens it had at the last executor death."""
     dropped: int = 0
     """Tokens sampled for it that were not part of the answer."""
+    drafted: int = 0
+    """Guesses verified for it; all that were not right were computed in vain."""
+    accepted: int = 0
+    """Guesses that were right."""
     finish: str = ""
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
     """Of the last outputs, if they were asked for: kept so that a resume can say them again."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from octavo.core.messages import Col
+from octavo.core.scheduler.guesses import Guesses
 from octavo.policies.contract import Ints, Mask, Running, Times
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Slots:
         """Tokens that it started with: from the prefix tree, or its parent's."""
         self.left_out: Ints = np.zeros(count, dtype=np.int32)
         """Steps in a row in which the batching policy let it not decode."""
+        self.guesses = Guesses(count)
         self._oldest_first: SlotIds | None = None
 
     @property
@@ -92,6 +94,7 @@ class Slots:
         self.deadline_ns[slot] = deadline(request.asked.deadline_ns)
         self.tenant[slot] = request.tenant
         self.preemptions[slot] = sequence.preemptions
+        self.guesses.forget(slot)
         return slot
 
     def leave(self, slot: int) -> None:
@@ -125,6 +128,8 @@ class Slots:
             self.blocks[slots],
             self.decoding[slots],
             self.cached[slots],
+            self.guesses.judged[slots],
+            self.guesses.right[slots],
         )
         for column in columns:
             column.flags.writeable = False

@@ -116,6 +116,7 @@ class Steps:
                     aligned = logprobs[at : at + n] if logprobs is not None else None
                     self._take(now_ns, result.step, sequence, tokens[at : at + n], kv_len, aligned, rows)
                 at += n
+        drafted, right = self._guesses(result, sequences) if len(result.drafted) else (0, 0)
         for failed in result.failed:
             sequence = sequences[failed.open_id]
             if sequence.open_id == failed.open_id and sequence.state is not State.DONE:
@@ -123,8 +124,25 @@ class Steps:
         self._book.observations.completed(now_ns, result)
         self._book.outbox.send_rows(result.step, rows)
         self._book.outbox.events.append(
-            StepCompleted(step=result.step, new_tokens=len(tokens), latency_ns=now_ns - outstanding.planned_ns)
+            StepCompleted(
+                step=result.step,
+                new_tokens=len(tokens),
+                latency_ns=now_ns - outstanding.planned_ns,
+                drafted=drafted,
+                accepted=right,
+            )
         )
+
+    def _guesses(self, result: StepResult, sequences: dict[int, Sequence]) -> tuple[int, int]:
+        """Count what became of the step's drafts; guesses verified and right."""
+        rows = result.drafted > 0
+        slots, drafted, right = result.slot[rows], result.drafted[rows], result.n_new[rows] - 1
+        for open_id, n, good in zip(result.open_id[rows].tolist(), drafted.tolist(), right.tolist(), strict=True):
+            sequences[open_id].drafted += n
+            sequences[open_id].accepted += good
+        current = self._slots.open_id[slots] == result.open_id[rows]
+        self._slots.guesses.take(slots, current, drafted, right)
+        return int(drafted.sum()), int(right.sum())
 
     def _take_prompt(self, sequence: Sequence, chunk: ChunkLogprobs, rows: Rows) -> None:
         """Log-probabilities of prompt tokens. What was preempted computes some anew: only what is next counts."""

@@ -66,6 +66,7 @@ def vllm(numbers: Numbers, service: Service) -> list[Family]:
         _Renamed("vllm:prefix_cache_queries_total", numbers.prompt),
         _Renamed("vllm:prefix_cache_hits_total", numbers.cached),
         _Renamed("vllm:request_success_total", numbers.outcomes, label="finished_reason"),
+        _Renamed("vllm:spec_decode_num_accepted_tokens_total", service.drafted, only="accepted"),
         _Renamed("vllm:time_to_first_token_seconds", numbers.ttft),
         _Renamed("vllm:inter_token_latency_seconds", numbers.itl),
         _Renamed("vllm:e2e_request_latency_seconds", numbers.e2e),

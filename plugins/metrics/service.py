@@ -30,7 +30,7 @@ ASKING = ("kv", "scheduler")
 BLOCKS = ("free", "cached", "used")
 GUESSES = ("accepted", "wasted")
 PLACES = ("1", "2", "3", "4", "5", "6", "7", "8")
-"""In a draft; the last one is of all further guesses too."""
+"""In a draft."""
 SERVICE = ("starting", "ready", "degraded", "draining")
 
 Ask = Callable[[], Status | None]

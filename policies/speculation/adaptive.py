@@ -1,4 +1,4 @@
-"""As many drafts as pay for themselves, by how many were right lately and how busy the engine is."""
+"""As many guesses as pay for themselves, by how many were right lately and what a verified token costs here."""
 
 from __future__ import annotations
 
@@ -7,43 +7,93 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from octavo.policies.contract import Ints, Observed, PolicyOptions, Running, Step
+from octavo.policies.contract import Floats, Ints, Observed, PolicyOptions, Running, Step
+
+_FIRST_HOPE = 0.8
+_WEIGHT = 2
+"""How many guesses of its own outweigh what is hoped for a sequence."""
+_LEARNT = 1 / 16
+"""How much each judged guess changes what is hoped for new sequences."""
+_DECAY = 0.98
+"""Of what is known of steps' times, at each step: about fifty of them count."""
+_FEW = 8
 
 
 class Adaptive:
-    """With each draft right with probability a, k drafts yield (1 - a^(k+1)) / (1 - a) tokens a step (Leviathan et
-    al., ICML 2023). A step of n sequences with k drafts each costs 1 + (n (1 + k) beyond `free` tokens) ×
-    `token_cost`. The k with the most yield per cost is taken; where none pays, drafting stops, but for a probe now and
-    then."""
+    """Guesses of a sequence are right with probability a each, by its own latest ones and at first by those of others;
+    so k of them yield (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al., ICML 2023). A step of t tokens takes
+    1 + slope * t, in units of what it takes anyhow; the slope is fitted to the steps seen. The gains a^k of all
+    sequences' k-th guesses, best first, are taken while tokens per time grow.
+
+    A sequence whose guesses do not pay gets none, but for one now and then (`probe_steps`): where a token costs 5 % of
+    a step, that is after 13 wrong ones in a row. The more sequences run, the nearer to certain a guess must be; with
+    128 of them not even one that is right four times in five is made, nor tried now and then.
+    """
 
     class Options(PolicyOptions, frozen=True):
         most: Annotated[int, msgspec.Meta(ge=0, le=64)] = 8
-        free: Annotated[int, msgspec.Meta(ge=0)] = 16
-        """Tokens that a step computes at no extra time, since it waits for the weights anyway."""
         token_cost: Annotated[float, msgspec.Meta(ge=0)] = 0.05
-        """Time of each further token, as a part of a step's."""
-        probe_steps: Annotated[int, msgspec.Meta(ge=1)] = 50
-        """While off, one draft each is tried every so many steps."""
+        """Time of a further token as a part of a step's, until steps were measured."""
+        probe_steps: Annotated[int, msgspec.Meta(ge=1)] = 64
+        """A sequence without guesses tries one every so many steps."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._right = 0.7
-        """Probability that a draft is right, by a decaying mean."""
+        self._cost = _Cost(options.token_cost)
+        self._hope = _FIRST_HOPE
 
     def draft_lengths(self, step: Step, running: Running) -> Ints:
-        options, sequences = self._options, int(running.decoding.sum())
-        k = np.arange(options.most + 1)
-        tokens = (1 - self._right ** (k + 1)) / (1 - self._right)
-        cost = 1 + options.token_cost * np.maximum(0, sequences * (1 + k) - options.free)
-        best = int(np.argmax(tokens / cost))
-        if best == 0 and step.step % options.probe_steps == 0:
-            best = min(1, options.most)
-        return np.where(running.decoding, np.clip(running.output_left - 1, 0, best), 0).astype(np.int32)
+        most = self._options.most
+        decoding = running.decoding
+        room = np.where(decoding, np.clip(running.output_left - 1, 0, most), 0)
+        if not room.any():
+            return room.astype(np.int32)
+        right = (running.right + self._hope * _WEIGHT) / (running.judged + _WEIGHT)
+        gains: Floats = right[:, None] ** np.arange(1, most + 1)
+        gains[np.arange(1, most + 1) > room[:, None]] = 0.0
+        order = np.argsort(-gains, axis=None, kind="stable")
+        tokens = int(decoding.sum())
+        yields = tokens + np.concatenate([[0.0], np.cumsum(gains.ravel()[order])])
+        times = 1.0 + self._cost.slope * (tokens + np.arange(len(yields)))
+        taken = order[: int(np.argmax(yields / times))]
+        lengths = np.bincount(taken // max(most, 1), minlength=len(room))
+        if (tokens + _FIRST_HOPE) * times[0] > tokens * times[1]:  # one that is right would pay
+            probes = (step.step + running.prompt) % self._options.probe_steps == 0
+            lengths[(lengths == 0) & probes] = 1
+        return np.minimum(lengths, room).astype(np.int32)
 
     def observe(self, observed: Observed) -> None:
         drafted, accepted = int(observed.drafted.sum()), int(observed.accepted.sum())
         if drafted:
-            # Drafts after a wrong one do not count as wrong themselves: of k drafts with j right, j + 1 were judged.
+            # What comes after a wrong guess was not judged: of a draft with j right ones, j + 1 were.
             judged = min(drafted, accepted + int(observed.decodes[observed.drafted > 0].sum()))
-            weight = min(0.5, judged / 64)
-            self._right += weight * (min(0.99, accepted / max(1, judged)) - self._right)
+            self._hope += (accepted / max(1, judged) - self._hope) * (1 - (1 - _LEARNT) ** judged)
+        tokens = observed.prefill_tokens + observed.decodes + observed.drafted
+        plain = observed.prefill_tokens == 0  # a chunk's tokens cost less than guesses: attention is shared
+        self._cost.learn(tokens[plain].astype(np.float64), observed.duration_ns[plain].astype(np.float64))
+
+
+class _Cost:
+    """Time of a step as a line over its tokens, by decaying least squares; `slope` is in units of the line's start."""
+
+    def __init__(self, slope: float) -> None:
+        self.slope = slope
+        self._sums = np.zeros(5)
+        """Of weights, tokens, times, tokens squared, tokens × times."""
+
+    def learn(self, tokens: Floats, times: Floats) -> None:
+        for t, d in zip(tokens.tolist(), times.tolist(), strict=True):
+            weight, _, total, _, _ = self._sums.tolist()
+            if weight >= _FEW:
+                d = min(d, 4 * total / weight)  # something else held the machine
+            self._sums = self._sums * _DECAY + np.array((1.0, t, d, t * t, t * d))
+        weight, t, d, tt, td = self._sums.tolist()
+        spread = weight * tt - t * t
+        if weight < _FEW or spread < 0.05 * weight * weight:  # all alike: any line goes through one point
+            return
+        slope = (weight * td - t * d) / spread
+        start = (d - slope * t) / weight
+        if slope > 0:
+            self.slope = slope / start if start > 0 else float("inf")
+        else:
+            self.slope = 0.0
