@@ -158,7 +158,7 @@ class Observed:
     drafted: Ints
     """Guesses that were verified: what drafters found, not what was asked of them."""
     accepted: Ints
-    """Of these, the ones that became output."""
+    """Of these, the ones that were right."""
     # What tenants got in these steps; shape [tenants].
     tenant_prefill: Times
     """Prompt tokens computed for each."""

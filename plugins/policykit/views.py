@@ -90,6 +90,8 @@ def _running(draw: np.random.Generator, n: int, now_ns: int, equal: bool, extrem
         blocks=_ints(planned // BLOCK_SIZE + 1),
         decoding=decoding,
         cached=_ints(planned // 3),
+        judged=_ints(known % 50),
+        right=_ints(known % 50 // 2),
     )
 
 
