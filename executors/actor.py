@@ -18,15 +18,19 @@ from octavo.core.station import Arrival
 from octavo.core.trace.catalogue import StepExecuted, WireDropped
 from octavo.core.work import step_work
 from octavo.executors.choice import load_executor
+from octavo.executors.moments import GROWTH, WARM_STEPS, Moment, measure
 
 
 class ExecutorActor(Shell):
     def __init__(self, config: Config, run_dir: Path, generation: int) -> None:
         super().__init__(config, run_dir, Role.EXECUTOR, generation)
         self._steps = 0
+        self._next_moment = WARM_STEPS
+        self.events.emit(measure("before_load", 0, None))
         chosen = load_executor(config, run_dir, first=generation == 1)
         self._executor = chosen.executor
         facts = self._executor.facts
+        self.events.emit(measure("after_load", 0, facts))
         how = f"{chosen.kind} ({facts.executor})" if facts.executor else chosen.kind
         self.link.send(Ready(msgspec.structs.replace(facts, executor=how, note=chosen.note)))
 
@@ -54,6 +58,10 @@ class ExecutorActor(Shell):
                 **step_work(plan, bind)._asdict(),
             )
         )
+        if self._steps == self._next_moment:
+            moment: Moment = "warmed_up" if self._steps == WARM_STEPS else "under_load"
+            self.events.emit(measure(moment, self._steps, self._executor.facts))
+            self._next_moment *= GROWTH
 
     def stats(self) -> dict[str, int]:
         return {"steps": self._steps}

@@ -289,6 +289,24 @@ class StepExecuted(Event, frozen=True, kw_only=True, tag="step.executed"):
     kv_tokens: int
 
 
+class MemoryMeasured(Event, frozen=True, kw_only=True, tag="memory.measured"):
+    """What the executor's process holds, in bytes, at a `moment`: `before_load`, `after_load`, `warmed_up` (after its
+    first steps) or `under_load` (now and then, more and more seldom). Of the host `resident` is `anonymous` and mapped
+    `file` memory, `peak` the most so far; of the device what tensors hold and what is held for them (None without
+    one). The KV pool is `blocks` of `block_bytes`, 0 before it is made."""
+
+    moment: str
+    steps: int
+    resident: int
+    anonymous: int
+    file: int
+    peak: int
+    device_allocated: int | None
+    device_reserved: int | None
+    block_bytes: int
+    blocks: int
+
+
 class StepCompleted(Event, frozen=True, kw_only=True, tag="step.completed"):
     """The scheduler has the result; `latency_ns` since the plan was made. Of `drafted` guesses that were verified,
     `accepted` were right."""
@@ -359,6 +377,24 @@ class PolicyNotSwapped(Event, frozen=True, kw_only=True, tag="policy.not_swapped
     group: str
     policy: str
     why: str
+
+
+class ShadowStarted(Event, frozen=True, kw_only=True, tag="shadow.started"):
+    """A policy begins to answer beside the live one of its group, without effect."""
+
+    group: str
+    policy: str
+    pid: int
+    options: dict[str, Any]
+
+
+class ShadowEnded(Event, frozen=True, kw_only=True, tag="shadow.ended"):
+    """Its process has ended by itself; a negative `code` is a signal."""
+
+    group: str
+    policy: str
+    pid: int
+    code: int
 
 
 class ActorStarted(Event, frozen=True, kw_only=True, tag="actor.started"):
