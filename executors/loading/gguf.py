@@ -1,7 +1,6 @@
 """Load a GGUF file of the Llama family, whatever its quantisation, as fp32 weights in our layout.
 
-llama.cpp stores the query and key rows of `llama` models with the two halves of each head interleaved (its rotary
-embedding turns neighbours); that is undone here. `qwen2` files keep the original order.
+The interleaving of query and key rows (see `gguf_spec`) is undone here.
 """
 
 from __future__ import annotations
@@ -9,16 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import torch
 
 from octavo.core.models.errors import ModelError
 from octavo.core.models.gguf import GgufFile
 from octavo.executors.loading.fingerprint import fingerprint
-from octavo.executors.loading.spec import Model, Rope, Spec, Weights, check
+from octavo.executors.loading.gguf_spec import INTERLEAVED, architecture_of, dequantise, spec_of
+from octavo.executors.loading.spec import Model, Spec, Weights, check
 
-_INTERLEAVED = {"llama": True, "qwen2": False}
 _PARTS = {
     "qkv": ("attn_q", "attn_k", "attn_v"),
     "o": ("attn_output",),
@@ -30,72 +27,22 @@ _PARTS = {
 def load_gguf(path: Path) -> Model:
     """Raises `ModelError` when the file holds no model of this family, or not all of it."""
     file = GgufFile(path)
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in _INTERLEAVED:
-        raise ModelError(
-            f"{path} is a model of architecture {architecture!r}; this executor runs {', '.join(_INTERLEAVED)}"
-        )
+    architecture = architecture_of(file)
     used: set[str] = set()
 
     def read(name: str) -> torch.Tensor | None:
         if name not in file.tensors:
             return None
         used.add(name)
-        return dequantise(file, name)
+        return torch.from_numpy(dequantise(file, name))
 
     factors = read("rope_freqs.weight")
-    spec = spec_of(file, architecture, factors)
-    weights = _weights(spec, read, _INTERLEAVED[architecture])
+    spec = spec_of(file, architecture, None if factors is None else factors.numpy())
+    weights = _weights(spec, read, INTERLEAVED[architecture])
     check(spec, weights)
     if unused := sorted(file.tensors.keys() - used):
         raise ModelError(f"{path} has {len(unused)} tensors that a plain {architecture} model does not, as {unused[0]}")
     return Model(spec, weights, fingerprint([path]))
-
-
-def spec_of(file: GgufFile, architecture: str, factors: torch.Tensor | None) -> Spec:
-    """The model's shape, from the metadata; `factors` are the file's own RoPE frequency factors, if it has any."""
-
-    def get(key: str, default: Any = None) -> Any:
-        value = file.metadata.get(f"{architecture}.{key}", default)
-        if value is None:
-            raise ModelError(f"{file.path} has no metadata {architecture}.{key}")
-        return value
-
-    heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
-    head_dim = int(get("attention.key_length", hidden // heads))
-    if (rotated := int(get("rope.dimension_count", head_dim))) != head_dim:
-        raise ModelError(
-            f"{file.path} rotates {rotated} of {head_dim} dimensions of a head; only whole heads are supported"
-        )
-    if (values := int(get("attention.value_length", head_dim))) != head_dim:
-        raise ModelError(f"{file.path} has keys of {head_dim} and values of {values} dimensions; they must be equal")
-    if "token_embd.weight" not in file.tensors:
-        raise ModelError(f"{file.path} has no tensor token_embd.weight")
-    return Spec(
-        architecture=architecture,
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
-        hidden=hidden,
-        layers=int(get("block_count")),
-        heads=heads,
-        kv_heads=int(get("attention.head_count_kv", heads)),
-        head_dim=head_dim,
-        inner=int(get("feed_forward_length")),
-        norm_eps=float(get("attention.layer_norm_rms_epsilon")),
-        context=int(get("context_length")),
-        rope=_rope(file, architecture, factors),
-    )
-
-
-def _rope(file: GgufFile, architecture: str, factors: torch.Tensor | None) -> Rope:
-    theta = float(file.metadata.get(f"{architecture}.rope.freq_base", 10000.0))
-    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
-    if factors is not None:  # how a file says llama3 scaling: one divisor a frequency
-        return Rope(theta, "factors", factors=tuple(factors.tolist()))
-    if kind == "none":
-        return Rope(theta)
-    if kind == "linear":
-        return Rope(theta, "linear", float(file.metadata[f"{architecture}.rope.scaling.factor"]))
-    raise ModelError(f"{file.path} scales its rotary embedding by {kind!r}; supported are none, linear and rope_freqs")
 
 
 def _weights(spec: Spec, read: Any, interleaved: bool) -> Weights:
@@ -123,17 +70,3 @@ def _weights(spec: Spec, read: Any, interleaved: bool) -> Weights:
 def split_halves(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Undo llama.cpp's interleaving: within each head, even rows become its first half and odd rows its second."""
     return rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
-
-
-def dequantise(file: GgufFile, name: str) -> torch.Tensor:
-    """A tensor in fp32, in its row-major shape."""
-    tensor = file.tensors[name]
-    kind = gguf.GGMLQuantizationType(int(tensor.kind))
-    rows = file.data(name).reshape(*tensor.shape[:-1], -1)
-    try:
-        values = gguf.quants.dequantize(rows, kind)
-    except NotImplementedError:
-        raise ModelError(
-            f"{file.path}: tensor {name} is quantised as {tensor.kind.name}, which cannot be read"
-        ) from None
-    return torch.from_numpy(np.array(values, dtype=np.float32).reshape(tensor.shape))

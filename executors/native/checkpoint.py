@@ -14,9 +14,8 @@ import numpy as np
 from octavo.core.models.errors import ModelError
 from octavo.core.models.gguf import GgufFile
 from octavo.core.models.locate import ModelFiles
-from octavo.executors.loading import gguf as gguf_loading
 from octavo.executors.loading.fingerprint import fingerprint
-from octavo.executors.loading.folder import load_folder
+from octavo.executors.loading.gguf_spec import INTERLEAVED, architecture_of, dequantise, spec_of
 from octavo.executors.loading.spec import Spec
 from octavo.executors.native.library import Floats, Int32s
 from octavo.executors.native.matrix import Rows
@@ -27,8 +26,6 @@ LAYER_PARTS = {
     "gate_up": ("ffn_gate", "ffn_up"),
     "down": ("ffn_down",),
 }
-_INTERLEAVED = {"llama": True, "qwen2": False}
-"""llama.cpp stores query and key rows of `llama` models with the halves of each head interleaved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +73,8 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
 
 def from_folder(folder: Path) -> Checkpoint:
     """Floats keep their values; `matrix.storage` finds that most need only 16 bits."""
+    from octavo.executors.loading.folder import load_folder  # torch reads it, which a GGUF file does without
+
     model = load_folder(folder)
     matrices: dict[str, list[Rows]] = {}
     vectors: dict[str, Floats] = {}
@@ -92,15 +91,9 @@ def from_folder(folder: Path) -> Checkpoint:
 
 def from_gguf(path: Path) -> Checkpoint:
     file = GgufFile(path)
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in _INTERLEAVED:
-        raise ModelError(
-            f"{path} is a model of architecture {architecture!r}; this executor runs {', '.join(_INTERLEAVED)}"
-        )
-    factors = None
-    if "rope_freqs.weight" in file.tensors:
-        factors = gguf_loading.dequantise(file, "rope_freqs.weight")
-    spec = gguf_loading.spec_of(file, architecture, factors)
+    architecture = architecture_of(file)
+    factors = dequantise(file, "rope_freqs.weight") if "rope_freqs.weight" in file.tensors else None
+    spec = spec_of(file, architecture, factors)
     used = {"rope_freqs.weight"}
 
     def rows(name: str, heads: int = 0) -> Rows | None:
@@ -125,7 +118,7 @@ def from_gguf(path: Path) -> Checkpoint:
     for name, theirs in (("embed", "token_embd.weight"), ("head", "output.weight")):
         if (part := rows(theirs)) is not None:
             matrices[name] = [part]
-    turned = {"attn_q": spec.heads, "attn_k": spec.kv_heads} if _INTERLEAVED[architecture] else {}
+    turned = {"attn_q": spec.heads, "attn_k": spec.kv_heads} if INTERLEAVED[architecture] else {}
     norms = {"norm": "output_norm"}
     for i in range(spec.layers):
         norms |= {f"{i}.attn_norm": f"blk.{i}.attn_norm", f"{i}.mlp_norm": f"blk.{i}.ffn_norm"}

@@ -1,8 +1,12 @@
-"""The step library as Python sees it: kernels/cpu/octavo.h in ctypes, field by field."""
+"""The step library as Python sees it: kernels/cpu/octavo.h in ctypes, field by field.
+
+`python -m octavo.executors.native.library` builds it if it is not there, and prints where it is.
+"""
 
 from __future__ import annotations
 
 import ctypes as c
+import sys
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.core.models.cache import cache_folder
+from octavo.core.trace.log import log
 from octavo.kernels.cpu import build
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
@@ -132,13 +137,24 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def load(path: Path | None = None) -> c.CDLL:
-    """The library at `path`, else the one in the user's cache, which is built at first use (`build.BuildError`)."""
-    library = c.CDLL(str(path or build.library(cache_folder() / "native")))
+    """The library at `path`, else the package's or the one in the user's cache, which is built at first use
+    (`build.BuildError`)."""
+    library = c.CDLL(str(path or build.library(cache_folder() / "native", before=lambda: log().info(_BUILDING))))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
 
 
+_BUILDING = "building the native executor's library, once: a quarter of a minute on two free cores"
+
+
 def int32s(values: object) -> Int32s:
     return np.ascontiguousarray(values, dtype=np.int32)
+
+
+if __name__ == "__main__":
+    try:
+        print(build.library(cache_folder() / "native", before=lambda: print(f"octavo: {_BUILDING}", file=sys.stderr)))
+    except build.BuildError as error:
+        sys.exit(f"octavo: {error}")

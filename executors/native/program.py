@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.core.models.errors import ModelError
-from octavo.executors.loading.spec import Spec, inverse_frequencies
+from octavo.executors.loading.spec import Spec, frequencies
 from octavo.executors.native.checkpoint import Checkpoint
 from octavo.executors.native.library import CMatrix, COp, CShape, CStep, Floats, Int32s, Isa, Kind, Mode, OpKind, int32s
 from octavo.executors.native.matrix import LANES, Arena, Rows, fill, matrix_of, size_of, storage
@@ -70,9 +70,7 @@ class Weights:
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             list(threads.map(lambda item: fill(library, *item), work))
         self.vectors = {name: self._padded(name, vector) for name, vector in checkpoint.vectors.items()}
-        angles = np.outer(
-            np.arange(spec.context, dtype=np.float32), inverse_frequencies(spec.rope, spec.head_dim).numpy()
-        )
+        angles = np.outer(np.arange(spec.context, dtype=np.float32), frequencies(spec.rope, spec.head_dim))
         self.angles: Floats = np.ascontiguousarray(np.stack([np.cos(angles), np.sin(angles)]), dtype=np.float32)
 
     def _padded(self, name: str, vector: Floats) -> Floats:

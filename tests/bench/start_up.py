@@ -1,8 +1,9 @@
 """From a cold `octavo serve` to its first token, and what its processes hold: `python tests/bench/start_up.py`.
 
 The default model, the executors of --kinds in turns, so that what else the machine does falls on all of them. Time
-runs from the start of the command to the first piece of text that a client got, which asks until it is served. Memory
-is read right after that answer: resident (RSS) and proportional (PSS: pages that processes share count once), in MB.
+runs from the start of the command to the first piece of text that a client got, which asks until it is served. Right
+after that answer are read the processor time of all processes so far, and their memory: resident (RSS) and
+proportional (PSS: pages that processes share count once), in MB.
 """
 
 from __future__ import annotations
@@ -30,14 +31,23 @@ RESULTS = Path(__file__).parents[1] / "results" / "start_up.md"
 BODY = json.dumps({"prompt": "The sky is", "max_tokens": 4, "temperature": 0, "stream": True})
 
 
+class Use(NamedTuple):
+    """Of one process: memory in MB, processor time in seconds."""
+
+    resident: float
+    proportional: float
+    cpu: float
+
+
 class Sample(NamedTuple):
-    """Of one start. Memory is by process, in MB: (resident, proportional)."""
+    """Of one start; `uses` by process."""
 
     seconds: float
-    memory: dict[str, tuple[float, float]]
+    uses: dict[str, Use]
 
-    def total(self, which: int) -> float:
-        return sum(pair[which] for pair in self.memory.values())
+    @property
+    def total(self) -> Use:
+        return Use(*(sum(values) for values in zip(*self.uses.values(), strict=True)))
 
 
 @contextlib.contextmanager
@@ -80,17 +90,19 @@ def first_token(run: Path) -> None:
     raise TimeoutError(f"no token within {PATIENCE_S:.0f} s")
 
 
-def memory(run: Path) -> dict[str, tuple[float, float]]:
+def uses(run: Path) -> dict[str, Use]:
     info = read(run)
     assert info is not None
     status = ask(info)
     assert status is not None
     pids = {"supervisor": info.pid} | {actor.role: actor.pid for actor in status.actors if actor.pid is not None}
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, Use] = {}
     for role, pid in pids.items():
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         values = {line.split(":")[0]: int(line.split()[1]) / 1e3 for line in lines if line.endswith("kB")}
-        found[role] = values["Rss"], values["Pss"]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        cpu = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        found[role] = Use(values["Rss"], values["Pss"], cpu)
     return found
 
 
@@ -98,7 +110,7 @@ def measure(kind: str) -> Sample:
     started = time.monotonic()
     with serving(f"executor.kind={kind}") as run:
         first_token(run)
-        return Sample(time.monotonic() - started, memory(run))
+        return Sample(time.monotonic() - started, uses(run))
 
 
 def main() -> None:
@@ -121,26 +133,28 @@ def report(samples: dict[str, list[Sample]]) -> str:
     assert __doc__ is not None
     first, *others = samples
     lines = ["# Start-up", "", __doc__.strip(), "", f"Load of the machine {os.getloadavg()[0]:.1f}.", ""]
-    lines += [
-        "| executor | first token, s (quartiles) | resident, MB | proportional, MB | starts |",
-        "|---|---|---|---|---|",
-    ]
+    lines.append("| executor | first token, s (quartiles) | processor, s | resident, MB | proportional, MB | starts |")
+    lines.append("|---" * 6 + "|")
     for kind, found in samples.items():
         times = [sample.seconds for sample in found]
         low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
-        rss, pss = (statistics.median(sample.total(which) for sample in found) for which in (0, 1))
-        lines.append(f"| {kind} | {middle:.2f} ({low:.2f} to {high:.2f}) | {rss:.0f} | {pss:.0f} | {len(found)} |")
+        rss, pss, cpu = (statistics.median(sample.total[i] for sample in found) for i in range(3))
+        spread = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        lines.append(f"| {kind} | {spread} | {cpu:.1f} | {rss:.0f} | {pss:.0f} | {len(found)} |")
     for kind in others:
         pairs = zip(samples[kind], samples[first], strict=True)
         ratio = statistics.median(theirs.seconds / ours.seconds for theirs, ours in pairs)
         lines.append(f"\nMedian of the pairs' ratios, {kind} to {first}: {ratio:.2f}.")
-    lines += ["", "| process | " + " | ".join(f"{kind}: resident / proportional, MB" for kind in samples) + " |"]
+    lines += [
+        "",
+        "| process | " + " | ".join(f"{kind}: processor s, resident / proportional MB" for kind in samples) + " |",
+    ]
     lines.append("|---" * (len(samples) + 1) + "|")
-    for role in samples[first][0].memory:
-        cells = [
-            " / ".join(f"{statistics.median(s.memory[role][which] for s in found):.0f}" for which in (0, 1))
-            for found in samples.values()
-        ]
+    for role in samples[first][0].uses:
+        cells = []
+        for found in samples.values():
+            rss, pss, cpu = (statistics.median(s.uses[role][i] for s in found) for i in range(3))
+            cells.append(f"{cpu:.2f}, {rss:.0f} / {pss:.0f}")
         lines.append(f"| {role} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -32,17 +32,37 @@ def test_a_library_is_built_once(compiler: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == [first]
 
 
-def test_other_flags_or_another_compiler_make_another_library(compiler: Path, tmp_path: Path) -> None:
-    first = build.library(tmp_path / "cache")
-    second = build.library(tmp_path / "cache", ("-O1",))
-    compiler.write_text(compiler.read_text().replace("fake 1", "fake 2"))
-    assert len({first, second, build.library(tmp_path / "cache")}) == 3
+def test_other_flags_make_another_library(compiler: Path, tmp_path: Path) -> None:
+    assert build.library(tmp_path / "cache") != build.library(tmp_path / "cache", ("-O1",))
+
+
+def test_a_library_that_is_there_needs_no_compiler(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    built = build.library(tmp_path / "cache", before=lambda: told.append("it takes a while"))
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    monkeypatch.delenv("CXX")
+    assert build.library(tmp_path / "cache", before=lambda: told.append("again")) == built
+    assert told == ["it takes a while"]
+
+
+def test_a_library_that_the_package_brought_is_taken(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    for source in build.SOURCES.glob("*.[ch]*"):
+        (package / source.name).write_bytes(source.read_bytes())
+    monkeypatch.setattr(build, "SOURCES", package)
+    built = build.library(tmp_path / "cache")
+    shipped = package / built.name
+    built.rename(shipped)
+    assert build.library(tmp_path / "cache") == shipped
 
 
 def test_a_compiler_that_fails_is_quoted(compiler: Path, tmp_path: Path) -> None:
-    compiler.write_text(
-        compiler.read_text().replace("echo fake 1; exit;", "echo fake; exit;") + "echo no >&2; exit 7\n"
-    )
+    compiler.write_text(compiler.read_text() + "echo no >&2; exit 7\n")
     with pytest.raises(build.BuildError, match=r"ended with 7:\nno"):
         build.library(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
