@@ -1,7 +1,7 @@
 """What a consumer holds of a request: its pieces in order, its fate, and the way to leave it.
 
-Knows nothing of sockets or attempts: `client` feeds it with what the journal let through. It buffers without a
-limit of its own, which is bounded all the same, by the request's own output.
+Knows nothing of sockets or attempts: `client` feeds it with what the journal let through. What a consumer leaves
+waiting is joined to fewer, larger pieces; a `Backlog` also bounds it (without one, the request's own output does).
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from octavo.core.pace import Pace
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+
+BEHIND = 64
+"""So many pieces may wait; then the next ones are joined to the last, if they are of its choice."""
 
 
 class ClientError(Exception):
@@ -51,6 +55,13 @@ class RequestFailed(ClientError):
         super().__init__(f"the request ended as {finish}" + (f": {reason}" if reason else ""))
         self.finish = finish
         self.reason = reason
+
+
+class Overrun(ClientError):
+    """The consumer took so little that more waited for it than its backlog allows: the rest is not kept."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"more than {limit} bytes of output waited to be taken")
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -98,6 +109,28 @@ class Watcher(Protocol):
     def left(self, error: ClientError | None) -> None: ...
 
 
+class Backlog:
+    """What may wait in all streams of one consumer together, in bytes; `overrun` is told, once, that it was more.
+
+    Bytes are counted roughly: text, ids and log-probabilities as Python holds them."""
+
+    def __init__(self, limit: int, overrun: Callable[[], None]) -> None:
+        self.limit = limit
+        self.waiting = 0
+        self.over = False
+        self._overrun = overrun
+
+    def add(self, n: int) -> bool:
+        """Whether there is room for `n` bytes more (fewer, if negative); if not, there never is again."""
+        if self.over or self.waiting + n > self.limit:
+            if not self.over:
+                self.over = True
+                self._overrun()
+            return False
+        self.waiting += n
+        return True
+
+
 class Stream:
     """An open request: iterate over it for its pieces, of all choices, until every choice has ended.
 
@@ -127,6 +160,7 @@ class Stream:
         self.error: ClientError | None = None
         """What has ended it, once all pieces before have been taken."""
         self.watch: Watcher | None = None
+        self._backlog: Backlog | None = None
         self._closed = False
         self._news = anyio.Event()
 
@@ -151,6 +185,8 @@ class Stream:
                 raise StopAsyncIteration
             await self._wait()
         piece, came_ns, sent = self._pieces.popleft()
+        if self._backlog is not None:
+            self._backlog.add(-_weight(piece))
         if piece.finish is not None:
             self._open_choices -= 1
         self._note(piece, came_ns, sent)
@@ -196,6 +232,12 @@ class Stream:
         self._prompt_tokens = prompt_tokens
         self._wake()
 
+    def bound(self, backlog: Backlog) -> None:
+        """From now on, what waits counts in `backlog`."""
+        self._backlog = backlog
+        for piece, _, _ in self._pieces:
+            self._hold(piece)
+
     def feed(self, row: Row) -> None:
         piece = Piece(
             row.choice,
@@ -208,9 +250,23 @@ class Stream:
             row.usage,
             row.prompt_logprobs,
         )
-        self._pieces.append((piece, time.monotonic_ns(), row.times))
+        if not self._hold(piece):
+            return
         self._unfed_choices -= piece.finish is not None
+        if len(self._pieces) >= BEHIND and self._pieces[-1][0].choice == piece.choice:
+            former, came_ns, _ = self._pieces.pop()
+            self._pieces.append((_joined(former, piece), came_ns, row.times))
+        else:
+            self._pieces.append((piece, time.monotonic_ns(), row.times))
         self._wake()
+
+    def _hold(self, piece: Piece) -> bool:
+        """Whether there is room for it; if not, what waits is let go."""
+        if self._backlog is None or self._backlog.add(_weight(piece)):
+            return True
+        self._pieces.clear()
+        self.fail(Overrun(self._backlog.limit))
+        return False
 
     @property
     def complete(self) -> bool:
@@ -228,3 +284,24 @@ class Stream:
     def _wake(self) -> None:
         news, self._news = self._news, anyio.Event()
         news.set()
+
+
+def _joined(former: Piece, piece: Piece) -> Piece:
+    """Two pieces of a choice, one right after the other, as one. Takes `former`'s lists."""
+    former.ids.extend(piece.ids)
+    logprobs = former.logprobs
+    if logprobs is not None and piece.logprobs is not None:
+        logprobs.extend(piece.logprobs)
+    return msgspec.structs.replace(
+        piece,
+        index=former.index,
+        ids=former.ids,
+        text=former.text + piece.text,
+        logprobs=piece.logprobs if logprobs is None else logprobs,
+        prompt_logprobs=former.prompt_logprobs,
+    )
+
+
+def _weight(piece: Piece) -> int:
+    """About how many bytes it takes, but for the prompt's log-probabilities: they come once and all together."""
+    return len(piece.text) + 16 * len(piece.ids) + sum(200 + 150 * len(entry.top) for entry in piece.logprobs or ())

@@ -28,8 +28,8 @@ class ModelConfig(Section, frozen=True):
 
 class KvConfig(Section, frozen=True):
     block_size: Positive = 16
-    tokens: Positive = 32768
-    """Size of the pool, rounded down to whole blocks."""
+    tokens: Annotated[int, Meta(ge=0)] = 32768
+    """Size of the pool, rounded down to whole blocks; 0 is as much as the memory of a GPU leaves (executor `cuda`)."""
     prefix_cache: bool = True
 
 
@@ -92,6 +92,10 @@ class ServerConfig(Section, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     enabled: bool = True
     max_body_bytes: Positive = 8 * 1024 * 1024
+    slow_reader_s: Seconds = 30.0
+    """A client that leaves its connection full for this long, taking less than 48 KiB, is dropped."""
+    stream_buffer_bytes: Positive = 4 * 1024 * 1024
+    """Output that may wait for one client beside its full connection; the request of one with more is cancelled."""
     keys_file: str | None = None
     """Who may use the API (see `octavo keys`); None lets everyone who reaches the address."""
     open: bool = False

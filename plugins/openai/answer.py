@@ -16,9 +16,10 @@ import anyio
 import msgspec
 from starlette.responses import Response
 
-from octavo.core.client.stream import ClientError, Piece, RequestRefused, Stream
+from octavo.core.client.stream import Backlog, ClientError, Piece, RequestRefused, Stream
 from octavo.core.messages import Ids, Row, Usage
 from octavo.plugins.openai import sse
+from octavo.plugins.openai.connection import DROP
 from octavo.plugins.openai.errors import ApiError, failed, from_client
 from octavo.plugins.openai.responses import Total
 
@@ -73,6 +74,8 @@ class Caller:
     request_id: str
     trace_id: str
     tenant: str = ""
+    buffer_bytes: int = 4 * 1024 * 1024
+    """Output that may wait for it; with more, its connection is dropped."""
     charge: Callable[[int], None] | None = None
     """Told the tokens of the answer, prompt and output, once it has ended in whatever way."""
 
@@ -103,9 +106,12 @@ class Answer(Response):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_disconnected, receive, tasks.cancel_scope)
             try:
+                drop = scope.get("extensions", {}).get(DROP, tasks.cancel_scope.cancel)
+                backlog = Backlog(self._caller.buffer_bytes, drop)
                 async with AsyncExitStack() as streams:
                     opened = [await streams.enter_async_context(stream) async for stream in self._open()]
                     for number, stream in enumerate(opened):
+                        stream.bound(backlog)
                         self._total.prompt += await self._accepted(number, stream)
                     await self._respond(tasks, opened, scope, receive, send)
             except ApiError as known:

@@ -33,6 +33,7 @@ from octavo.core.trace.emit import Emitter
 from octavo.plugins.metrics.service import Metrics
 from octavo.plugins.openai.answer import Engine, error_response
 from octavo.plugins.openai.auth import Auth, Keys
+from octavo.plugins.openai.connection import connection_of
 from octavo.plugins.openai.errors import ApiError
 from octavo.plugins.openai.keys import KeysError
 from octavo.plugins.openai.routes import Api
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 BACKLOG = 1024
 FAREWELL_S = 3
 """How long open connections may take to read their last words once the daemon stops."""
+
+KERNEL_BYTES = 128 * 1024
+"""What the kernel keeps of a connection's output; left alone, it would go up to megabytes."""
 
 BEAT_S = 1.0
 """How often the supervisor sees that the event loop turns."""
@@ -148,11 +152,11 @@ class Server(uvicorn.Server):
         return nullcontext()
 
 
-def make_server(app: Starlette) -> Server:
+def make_server(app: Starlette, config: ServerConfig) -> Server:
     return Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=connection_of(config.slow_reader_s),
             loop="none",
             ws="none",
             lifespan="off",
@@ -170,6 +174,7 @@ def bind(config: ServerConfig, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
         listener.bind((config.host, port))
         listener.listen(BACKLOG)
     except OSError:
@@ -225,7 +230,7 @@ async def _serve(config: Config, run_dir: Path, generation: int, listener: socke
         async with connection as client, anyio.create_task_group() as tasks:
             try:
                 metrics = Metrics.of_run(run_dir)
-                server = make_server(build_app(metrics.meter(client), config, metrics))
+                server = make_server(build_app(metrics.meter(client), config, metrics), config.server)
             except (PluginError, KeysError) as error:
                 print(f"octavo: {error}", file=sys.stderr)
                 sys.exit(CANNOT_BIND)

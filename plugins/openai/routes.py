@@ -41,6 +41,7 @@ class Api:
         self._manners = manners
         self._max_body_bytes = config.server.max_body_bytes
         self._created = int(time.time())
+        self._document = msgspec.json.encode(spec.document(metadata.version("octavo")))
 
     def routes(self) -> list[Route]:
         return [
@@ -142,7 +143,7 @@ class Api:
         )
 
     async def openapi(self, request: Request) -> Response:
-        return _json(spec.document(metadata.version("octavo")))
+        return Response(self._document, media_type="application/json")
 
     async def embeddings(self, request: Request) -> Response:
         facts = self._facts()
@@ -166,7 +167,13 @@ class Api:
         )
         reply = kind(about, asked, self._manners)
         state = request.state
-        caller = Caller(request_id, state.trace_id, state.tenant, state.charge)
+        caller = Caller(
+            request_id,
+            state.trace_id,
+            state.tenant,
+            buffer_bytes=self._config.server.stream_buffer_bytes,
+            charge=state.charge,
+        )
         return Answer(self._engine, asked, reply, caller, _ignored(asked.ignored))
 
     async def _body(self, request: Request) -> bytes:

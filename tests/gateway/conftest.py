@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -16,7 +16,7 @@ from octavo.core.client.client import Health
 from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable, Stream
 from octavo.core.config.schema import Config, ServerConfig
 from octavo.core.messages import Chat, Facts, Ids, Params, Prompt, Row, Text, TextLogprob, Usage
-from octavo.plugins.openai.app import build_app, make_server
+from octavo.plugins.openai.app import Server, bind, build_app, make_server
 
 CONTEXT = 200
 
@@ -158,11 +158,11 @@ async def http(engine: FakeEngine, config: Config, anyio_backend: str) -> AsyncI
         yield client
 
 
-@pytest.fixture
-def url(engine: FakeEngine, config: Config) -> Iterator[str]:
+@contextmanager
+def serving(engine: FakeEngine, config: Config) -> Iterator[tuple[str, Server]]:
     """The application behind a real socket and server, in a thread of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = make_server(build_app(engine, config))
+    with bind(config.server, 0) as listener:
+        server = make_server(build_app(engine, config), config.server)
 
         async def serve() -> None:
             await server.serve(sockets=[listener])
@@ -174,7 +174,13 @@ def url(engine: FakeEngine, config: Config) -> Iterator[str]:
         while not server.started:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.005)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
         server.should_exit = True
         thread.join(timeout=10)
         assert not thread.is_alive()
+
+
+@pytest.fixture
+def url(engine: FakeEngine, config: Config) -> Iterator[str]:
+    with serving(engine, config) as (address, _):
+        yield address

@@ -1,0 +1,87 @@
+"""One client's connection, and when it is dropped for reading too slowly.
+
+What the gateway writes goes to the kernel's buffer, then to the connection's own (64 KiB, or one event if that is
+larger); when that is full too, the answer waits, and its output in the client library's `Backlog`. Nobody else waits
+for it. A connection is dropped, and with it its requests, when
+
+- something lies in its own buffer for `slow_reader_s`, and the client has taken less than `LEAST_BYTES` of it, or
+- its backlog is over its limit: it has told `DROP`, an extension of the ASGI scope.
+
+Knows nothing of what is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.core.trace.log import log
+
+DROP = "octavo.drop"
+LEAST_BYTES = 48 * 1024
+"""From full (64 KiB) to where writing goes on (16 KiB)."""
+
+_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+def connection_of(slow_reader_s: float) -> type[asyncio.Protocol]:
+    """The protocol for uvicorn."""
+
+    class Connection(HttpToolsProtocol):
+        _timer: asyncio.TimerHandle | None = None
+        _left = 0
+        """Bytes in the buffer when the timer was set."""
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+            scope["extensions"] = {DROP: self._overrun}
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._buffered():
+                self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._rest()
+            super().connection_lost(exc)
+
+        def _buffered(self) -> int:
+            return self.transport.get_write_buffer_size()
+
+        def _watch(self) -> None:
+            self._rest()
+            self._left = self._buffered()
+            self._timer = self.loop.call_later(slow_reader_s, self._check)
+
+        def _rest(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _check(self) -> None:
+            left = self._buffered()
+            if self.flow.write_paused or self.cycle.response_complete:
+                if left and self._left - left < LEAST_BYTES:
+                    self._drop(f"it took {self._left - left} bytes in {slow_reader_s:g} s, and {left} wait")
+                elif left:
+                    self._watch()
+
+        def _overrun(self) -> None:
+            self._drop(f"its backlog is over the limit, and {self._buffered()} bytes wait")
+
+        def _drop(self, why: str) -> None:
+            log().warning("a slow reader is dropped", client=self.client, why=why)
+            # A reset: what the kernel still holds would otherwise stay there until the client reads it.
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            self.transport.abort()
+
+    return Connection

@@ -1,0 +1,136 @@
+"""A client that does not read: nobody waits for it, what is kept for it is bounded, and in the end it is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from urllib.parse import urlsplit
+
+import pytest
+
+from octavo.core.client.stream import Stream
+from octavo.core.config.schema import Config, ServerConfig
+from octavo.core.messages import Params, Row
+from octavo.plugins.openai.app import Server
+from tests.gateway.conftest import FakeEngine, serving
+
+KIB = 1024
+EVENT = 4 * KIB
+BUFFER = 256 * KIB
+CONNECTION = 64 * KIB
+SLOW_S = 1.0
+PATIENCE_S = 30.0
+FRAME = 1 * KIB
+"""More than what one event has beside its text."""
+
+
+class Endless(FakeEngine):
+    """Every stream gets 4 KiB about each millisecond, until it is left."""
+
+    def play(self, stream: Stream, params: Params, ids: list[int]) -> None:
+        asyncio.get_running_loop().call_soon(self._feed, stream, 0)
+
+    def _feed(self, stream: Stream, index: int) -> None:
+        if stream.request_id not in self.cancelled and stream.error is None:
+            stream.feed(Row(stream.request_id, 0, 0, index, [index], "x" * EVENT))
+            asyncio.get_running_loop().call_later(0.001, self._feed, stream, index + 1)
+
+    @property
+    def waiting(self) -> int:
+        """The most that waits for one client."""
+        return max((s._backlog.waiting for s in list(self.streams.values()) if s._backlog), default=0)
+
+
+def reader(url: str, stack: ExitStack, *, window: int = 4 * KIB) -> socket.socket:
+    """A client that has asked for a stream, and whose own buffer is small."""
+    connection = stack.enter_context(socket.socket())
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+    connection.settimeout(PATIENCE_S)
+    parts = urlsplit(url)
+    connection.connect((parts.hostname, parts.port))
+    body = json.dumps({"prompt": "go", "stream": True, "max_tokens": 10**6}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def eventually(what: str, probe: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not probe():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def read_to_the_end(connection: socket.socket) -> None:
+    while connection.recv(1 << 20):
+        pass
+
+
+def held(server: Server) -> int:
+    """The most that a connection's own buffer holds."""
+    connections = list(server.server_state.connections)
+    return max((c.transport.get_write_buffer_size() for c in connections if c.transport), default=0)
+
+
+def test_its_backlog_is_bounded_and_beyond_it_the_client_is_dropped() -> None:
+    engine = Endless()
+    with serving(engine, Config(server=ServerConfig(slow_reader_s=60, stream_buffer_bytes=BUFFER))) as (url, server):
+        with ExitStack() as stack:
+            stuck = [reader(url, stack) for _ in range(4)]
+            most = kept = 0
+
+            def dropped() -> bool:
+                nonlocal most, kept
+                most, kept = max(most, engine.waiting), max(kept, held(server))
+                return len(engine.cancelled) == len(stuck)
+
+            eventually("all are dropped", dropped)
+            assert 0 < most <= BUFFER
+            assert CONNECTION - EVENT <= kept <= CONNECTION + EVENT + FRAME
+            for connection in stuck:
+                with pytest.raises(ConnectionResetError):
+                    read_to_the_end(connection)
+        eventually("no connection is left", lambda: not server.server_state.connections)
+
+
+def test_one_that_reads_a_byte_now_and_then_is_dropped_in_time_and_others_never_wait() -> None:
+    engine = Endless()
+    with serving(engine, Config(server=ServerConfig(slow_reader_s=SLOW_S, stream_buffer_bytes=1 << 40))) as (url, _):
+        with ExitStack() as stack:
+            slow = [reader(url, stack) for _ in range(3)]
+            eager = reader(url, stack, window=1 << 20)
+            eventually("all run", lambda: len(engine.streams) == 4)
+            got = 0
+
+            def dropped() -> bool:
+                nonlocal got
+                for connection in slow:
+                    connection.setblocking(False)
+                    with suppress(BlockingIOError, ConnectionResetError):
+                        connection.recv(1)
+                got += len(eager.recv(1 << 20))
+                return len(engine.cancelled) == 3
+
+            before = got
+            eventually("the slow ones are dropped", dropped)
+            assert got - before > 10 * EVENT
+            assert eager.recv(1 << 20)
+        eventually("the eager one has left too", lambda: len(engine.cancelled) == 4)
+
+
+def test_a_whole_answer_that_nobody_reads_is_dropped_too() -> None:
+    engine = FakeEngine()
+    engine.answer = "y"
+    with serving(engine, Config(server=ServerConfig(slow_reader_s=SLOW_S))) as (url, server), ExitStack() as stack:
+        connection = stack.enter_context(socket.socket())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * KIB)
+        parts = urlsplit(url)
+        connection.connect((parts.hostname, parts.port))
+        for _ in range(60):  # pipelined, so that many answers pile up
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
+        eventually("it piles up", lambda: held(server) > 0)
+        eventually("it is dropped", lambda: not server.server_state.connections)
