@@ -48,6 +48,8 @@ class Shape(NamedTuple):
     head_dim: int
     vocab: int
     context: int
+    tied: bool
+    """Whether the output matrix is the embedding."""
 
 
 def read_shape(files: ModelFiles) -> Shape:
@@ -98,6 +100,7 @@ def _from_gguf(name: str, file: GgufFile) -> Shape:
         head_dim=key,
         vocab=get("vocab_size") or len(about.get("tokenizer.ggml.tokens", ())),
         context=get("context_length", 0),
+        tied="output.weight" not in file.tensors,
     )
 
 
@@ -161,6 +164,7 @@ def from_config(name: str, whole: Mapping[str, Any], weights: int = 0, parameter
         head_dim=head_dim,
         vocab=vocab,
         context=get("max_position_embeddings", "n_positions", otherwise=0),
+        tied=bool(get("tie_word_embeddings")),
     )
 
 

@@ -82,7 +82,12 @@ async def ask(http: httpx.AsyncClient, number: int, rng: random.Random, clients:
 async def load(address: str, count: int, clients: Counter[str]) -> None:
     rng = random.Random(5)
     limit = anyio.CapacityLimiter(AT_ONCE)
-    async with httpx.AsyncClient(base_url=address, timeout=120) as http, anyio.create_task_group() as tasks:
+    # A connection is given up here before the server may close it, just as it is used again.
+    limits = httpx.Limits(max_connections=AT_ONCE, keepalive_expiry=1)
+    async with (
+        httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as http,
+        anyio.create_task_group() as tasks,
+    ):
 
         async def one(number: int) -> None:
             async with limit:
