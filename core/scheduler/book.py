@@ -80,6 +80,12 @@ class Book:
             )
         )
 
+    def readdress(self, request: Request) -> None:
+        """Its way to its client is another one now: the next token of each choice has to be looked at."""
+        for sequence in request.sequences:
+            if sequence.slot >= 0:
+                self._room.slots.plain[sequence.slot] = False
+
     def requeue(self, sequence: Sequence) -> None:
         """Back from its slot to waiting, to be opened anew from its tokens."""
         self._room.release(sequence.slot)

@@ -99,6 +99,7 @@ class Intake:
         """No request has a way to its client until the client resumes it."""
         for request in self._book.requests.values():
             request.orphan = True
+            self._book.readdress(request)
 
     def tokenizer_back(self, now_ns: int) -> None:
         if any(request.orphan for request in self._book.requests.values()):
@@ -181,6 +182,7 @@ class Intake:
                 self.enqueue(now_ns, asked)
                 return
         request.handle, request.attempt, request.orphan = asked.handle, asked.attempt, False
+        book.readdress(request)
         book.outbox.events.append(_resumed(asked))
         rows = Rows()
         if request.prompt_logprobs and not request.computes_prompt:

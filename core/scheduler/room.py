@@ -30,7 +30,7 @@ class Room:
         self.sent_back: list[Sequence] = []
         """Preempted since the core last looked: they need a new match."""
         self.preemptions = 0
-        self._slots = slots
+        self.slots = slots
         self._queue = queue
         self._ledger = ledger
         self._host = host
@@ -39,20 +39,20 @@ class Room:
 
     def release(self, slot: int) -> None:
         """The slot's sequence leaves it; the KV-manager hears of it with the next plan."""
-        self.releases.append((slot, int(self._slots.open_id[slot]), int(self._slots.blocks[slot])))
-        self._slots.leave(slot)
+        self.releases.append((slot, int(self.slots.open_id[slot]), int(self.slots.blocks[slot])))
+        self.slots.leave(slot)
 
     def promised(self) -> int:
         """Blocks that the running ones may still ask for: the rest of their prompts, and a growth for each step
         that can be under way."""
-        slots = self._slots
+        slots = self.slots
         active = slots.oldest_first
         ahead = np.minimum(slots.known[active] + slots.in_flight_most[active] + self._depth, slots.limit[active])
         return int(np.maximum(0, slots.blocks_for(ahead) - slots.blocks[active]).sum())
 
     def preempt(self, draft: Draft, step: Step, running: SlotIds, wants: Mask) -> list[int]:
         """Send sequences back to waiting if the credit will not last for `depth` more steps."""
-        slots = self._slots
+        slots = self.slots
         if len(running) < 2:
             return []
         # Most that a decode can ask for; with credit for that the exact count is not needed.
@@ -64,9 +64,9 @@ class Room:
             return []
         candidates = running[1:]  # the oldest always gets on
         gone: list[int] = []
-        for i in self._host.victims(step, short, self._slots.view(candidates)).tolist():
+        for i in self._host.victims(step, short, self.slots.view(candidates)).tolist():
             slot = int(candidates[i])
-            short -= int(self._slots.blocks[slot])
+            short -= int(self.slots.blocks[slot])
             gone.append(slot)
             self._send_back(draft, slot, short, self._neediest(running[~np.isin(running, gone)]))
             left = ~np.isin(running, gone)
@@ -78,7 +78,7 @@ class Room:
         """Send back whom a policy names, as many as the `first` candidate needs; nobody if all would not do."""
         if first.suspect:
             return []
-        slots = self._slots
+        slots = self.slots
         need = blocks_for(len(first.tokens) + 1, slots.block_size) + self.promised()
         have = draft.credit + self._ledger.coming + sum(blocks for _, _, blocks in self.releases)
         if slots.free and need <= have:
@@ -98,7 +98,7 @@ class Room:
 
     def _shortage(self, draft: Draft, running: SlotIds, wants: Mask) -> int:
         """Blocks by which credit and releases under way fall short of what the running ones need soon."""
-        slots = self._slots
+        slots = self.slots
         known, planned = slots.known[running], slots.planned[running]
         ahead = np.minimum(known + slots.in_flight_most[running] + self._depth, slots.limit[running])
         chunk = np.minimum(known, planned + self._chunk_budget)
@@ -109,14 +109,14 @@ class Room:
 
     def _neediest(self, running: SlotIds) -> str:
         """The request of these that is short of most blocks, for the next tokens it knows or may get."""
-        slots = self._slots
+        slots = self.slots
         ahead = slots.known[running] + slots.in_flight_most[running] + self._depth
         need = slots.blocks_for(ahead) - slots.blocks[running]
         sequence = slots.sequences[int(running[int(need.argmax())])]
         return sequence.request.id if sequence is not None else ""
 
     def _send_back(self, draft: Draft, slot: int, need: int, by: str) -> None:
-        sequence = self._slots.sequences[slot]
+        sequence = self.slots.sequences[slot]
         assert sequence is not None  # the slot is active
         sequence.preemptions += 1
         self.preemptions += 1
@@ -126,7 +126,7 @@ class Room:
                 choice=sequence.choice,
                 step=draft.step,
                 mode="recompute",
-                lost=int(self._slots.planned[slot]),
+                lost=int(self.slots.planned[slot]),
                 need_blocks=need,
                 credit=draft.credit,
                 by=by,

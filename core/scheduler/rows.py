@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.core.messages import Deltas, End, PromptLogprobs, TokenLogprob, col
+from octavo.core.messages import Col, Deltas, End, PromptLogprobs, TokenLogprob, col
 from octavo.core.scheduler.sequence import Request, Sequence
+
+INDEX = 3
+"""Which column of a row is its index."""
 
 
 class Rows:
@@ -15,6 +18,9 @@ class Rows:
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         """handle, choice, attempt, index, n, cached"""
         self._tokens: list[int] = []
+        self._singles: Col | None = None
+        """As `_rows`, of rows of one token each: shape [6, rows]."""
+        self._single_tokens: Col | None = None
         self._logprobs: list[TokenLogprob | None] | None = None
         """An entry per token, from the first row on that has any."""
         self._ends: list[End] = []
@@ -31,9 +37,12 @@ class Rows:
             self._logprobs = [None] * len(self._tokens)
         if self._logprobs is not None:
             self._logprobs += logprobs or [None] * len(tokens)
-        cached = sequence.cached if sequence.cached > 0 else 0
-        self._rows.append((request.handle, sequence.choice, request.attempt, index, len(tokens), cached))
+        self._rows.append(row(sequence, index, len(tokens)))
         self._tokens += tokens
+
+    def add_singles(self, rows: Col, tokens: Col) -> None:
+        """One token each of many choices, without log-probabilities; once. `rows`: see `row`; shape [6, rows]."""
+        self._singles, self._single_tokens = rows, tokens
 
     def prompt(self, request: Request) -> None:
         """The log-probabilities of its prompt, which are complete; before any row of it."""
@@ -48,11 +57,20 @@ class Rows:
 
     def message(self, step: int) -> Deltas | None:
         """What was collected, or None if there is nothing to say."""
-        if not self._rows and not self._ends and not self._prompts:
+        if not self._rows and self._singles is None and not self._ends and not self._prompts:
             return None
-        columns = np.array(self._rows, dtype=np.int32).reshape(-1, 6).T
+        columns, tokens = self._singles, self._single_tokens
+        if self._rows or columns is None or tokens is None:
+            rows = np.array(self._rows, dtype=np.int32).reshape(-1, 6).T
+            columns = rows if columns is None else np.concatenate((rows, columns), axis=1)
+            tokens = col(self._tokens) if tokens is None else np.concatenate((col(self._tokens), tokens))
         handle, choice, attempt, index, n, cached = columns
-        tokens = col(self._tokens)
         return Deltas(
             step, handle, choice, attempt, index, n, cached, tokens, self._ends, self._logprobs, self._prompts
         )
+
+
+def row(sequence: Sequence, index: int, n: int) -> tuple[int, int, int, int, int, int]:
+    """A row's columns: handle, choice, attempt, index, n, cached."""
+    request = sequence.request
+    return request.handle, sequence.choice, request.attempt, index, n, max(0, sequence.cached)

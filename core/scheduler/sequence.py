@@ -68,8 +68,6 @@ class Sequence:
     state: State = State.WAITING
     slot: int = -1
     open_id: int = -1
-    committed: int = 0
-    """Tokens that the KV-manager knows of this residency."""
     hint: int | None = None
     """Cached tokens as the KV-manager last said; None while it has not answered."""
     fork_of: Sequence | None = None

@@ -62,6 +62,12 @@ class Slots:
         """Tokens that it started with: from the prefix tree, or its parent's."""
         self.left_out: Ints = np.zeros(count, dtype=np.int32)
         """Steps in a row in which the batching policy let it not decode."""
+        self.committed: Col = np.zeros(count, dtype=np.int32)
+        """Tokens that the KV-manager knows."""
+        self.plain: Mask = np.zeros(count, dtype=np.bool_)
+        """Its next token, unless it ends the sequence, only has to be passed on, as `row` says."""
+        self.row: Col = np.zeros((6, count), dtype=np.int32)
+        """What the next row of Deltas says of it, if it has one token: handle, choice, attempt, index, 1, cached."""
         self.guesses = Guesses(count)
         self._oldest_first: SlotIds | None = None
 
@@ -81,13 +87,13 @@ class Slots:
         self.sequences[slot] = sequence
         self.active[slot] = True
         self.open_id[slot] = open_id
-        self.known[slot] = sequence.committed = len(sequence.tokens)
+        self.known[slot] = self.committed[slot] = len(sequence.tokens)
         self.planned[slot] = self.cached[slot] = planned
         self.prompt[slot] = request.prompt_len
         self.limit[slot] = request.limit
         self.in_flight[slot] = self.in_flight_most[slot] = self.blocks[slot] = 0
         self.rebase_fence[slot] = self.planned_in[slot] = self.left_out[slot] = 0
-        self.decoding[slot] = False
+        self.decoding[slot] = self.plain[slot] = False
         self.arrival_ns[slot] = request.arrival_ns
         self.order[slot] = request.order
         self.priority[slot] = request.asked.priority

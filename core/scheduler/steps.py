@@ -13,10 +13,11 @@ from octavo.core.scheduler.book import Book, finish_reason
 from octavo.core.scheduler.credit import Ledger
 from octavo.core.scheduler.draft import Outstanding
 from octavo.core.scheduler.planner import Planner
-from octavo.core.scheduler.rows import Rows
+from octavo.core.scheduler.rows import INDEX, Rows, row
 from octavo.core.scheduler.sequence import CLEARED_AFTER, SUSPECT_DEATHS, Request, Sequence, State
-from octavo.core.scheduler.slots import Slots
+from octavo.core.scheduler.slots import SlotIds, Slots
 from octavo.core.trace.catalogue import RequestFirstToken, RequestRebased, RequestRecovered, StepCompleted
+from octavo.policies.contract import Mask
 
 
 class Steps:
@@ -87,7 +88,7 @@ class Steps:
         slots.rebase_fence[slot] = self._planner.last_step
         slots.planned[slot] = end
         slots.blocks[slot] = -(-end // slots.block_size)
-        slots.decoding[slot] = False
+        slots.decoding[slot] = slots.plain[slot] = False
         sequence.cached = min(sequence.cached, end)
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
@@ -96,27 +97,18 @@ class Steps:
         outstanding = self._outstanding.pop(result.step, None)
         if outstanding is None:
             return  # of a step that a recovery has given up
-        slots, rows, at = self._slots, Rows(), 0
+        slots, rows = self._slots, Rows()
         current = slots.open_id[outstanding.slot] == outstanding.open_id
         mine = outstanding.slot[current]
         slots.in_flight[mine] -= outstanding.yields[current]
         slots.in_flight_most[mine] -= outstanding.most[current]
         sequences = dict(zip(outstanding.open_id.tolist(), outstanding.sequences, strict=True))
-        tokens, logprobs = result.tokens.tolist(), result.logprobs
         for chunk in result.prompts:
             self._take_prompt(sequences[chunk.open_id], chunk, rows)
-        for open_id, n, kv_len in zip(
-            result.open_id.tolist(), result.n_new.tolist(), result.kv_len.tolist(), strict=True
-        ):
-            if n:
-                sequence = sequences[open_id]
-                if sequence.state is State.DONE or sequence.open_id != open_id:
-                    sequence.dropped += n
-                else:
-                    aligned = logprobs[at : at + n] if logprobs is not None else None
-                    self._take(now_ns, result.step, sequence, tokens[at : at + n], kv_len, aligned, rows)
-                at += n
         drafted, right = self._guesses(result, sequences) if len(result.drafted) else (0, 0)
+        taken = self._take_plain(now_ns, result, outstanding, current, rows)
+        if not taken.all():
+            self._take_others(now_ns, result, sequences, np.flatnonzero((result.n_new > 0) & ~taken), rows)
         for failed in result.failed:
             sequence = sequences[failed.open_id]
             if sequence.open_id == failed.open_id and sequence.state is not State.DONE:
@@ -126,7 +118,7 @@ class Steps:
         self._book.outbox.events.append(
             StepCompleted(
                 step=result.step,
-                new_tokens=len(tokens),
+                new_tokens=len(result.tokens),
                 latency_ns=now_ns - outstanding.planned_ns,
                 drafted=drafted,
                 accepted=right,
@@ -154,6 +146,51 @@ class Steps:
             known += chunk.entries[len(known) + 1 - chunk.start :]
         if not request.computes_prompt:
             rows.prompt(request)
+
+    def _take_plain(self, now_ns: int, result: StepResult, outstanding: Outstanding, current: Mask, rows: Rows) -> Mask:
+        """Take, by columns, the items with one token that only has to be passed on: in a decoding step nearly all.
+        Gives which they were."""
+        slots, slot = self._slots, outstanding.slot
+        if result.logprobs is not None or not np.array_equal(result.open_id, outstanding.open_id):
+            return np.zeros(len(result.n_new), dtype=np.bool_)
+        plain: Mask = slots.plain[slot]
+        plain &= current
+        plain &= result.n_new == 1
+        plain &= slots.known[slot] < slots.limit[slot] - 1
+        at, tokens = np.flatnonzero(plain), result.tokens
+        if not len(at):
+            return plain
+        if len(at) < len(plain):
+            slot, tokens = slot[at], tokens[(np.cumsum(result.n_new) - 1)[at]]
+        ended = []
+        for i, token in zip(at.tolist(), tokens.tolist(), strict=True):
+            sequence = outstanding.sequences[i]
+            sequence.tokens.append(token)
+            if token in sequence.request.stop_ids:
+                ended.append(sequence)
+        rows.add_singles(slots.row[:, slot], tokens)
+        slots.row[INDEX, slot] += 1
+        slots.known[slot] += 1
+        kv_len = np.minimum(result.kv_len[at], slots.known[slot])
+        full = kv_len // slots.block_size > slots.committed[slot] // slots.block_size
+        for i, computed in zip(at[full].tolist(), kv_len[full].tolist(), strict=True):
+            self._commit(outstanding.sequences[i], computed)
+        for sequence in ended:
+            self._finish(now_ns, sequence, "stop", "", rows)
+        return plain
+
+    def _take_others(
+        self, now_ns: int, result: StepResult, sequences: dict[int, Sequence], items: SlotIds, rows: Rows
+    ) -> None:
+        starts = np.cumsum(result.n_new) - result.n_new
+        columns = (result.open_id, result.n_new, result.kv_len, starts)
+        for open_id, n, kv_len, at in zip(*(column[items].tolist() for column in columns), strict=True):
+            sequence = sequences[open_id]
+            if sequence.state is State.DONE or sequence.open_id != open_id:
+                sequence.dropped += n
+            else:
+                aligned = result.logprobs[at : at + n] if result.logprobs is not None else None
+                self._take(now_ns, result.step, sequence, result.tokens[at : at + n].tolist(), kv_len, aligned, rows)
 
     def _take(
         self,
@@ -194,7 +231,10 @@ class Steps:
                 sequence.logprobs += logprobs
         rows.add(sequence, index, new, logprobs)
         if sequence.slot >= 0:
-            self._slots.known[sequence.slot] = len(tokens)
+            slots, slot = self._slots, sequence.slot
+            slots.known[slot] = len(tokens)
+            slots.row[:, slot] = row(sequence, len(tokens) - request.prompt_len, 1)
+            slots.plain[slot] = not (sequence.deaths or request.orphan)
             self._commit(sequence, min(kv_len, len(tokens)))
         else:
             self._book.queue.changed()
@@ -203,10 +243,11 @@ class Steps:
 
     def _commit(self, sequence: Sequence, kv_len: int) -> None:
         """Tell the KV-manager new tokens, once they complete a block."""
-        committed, size = sequence.committed, self._slots.block_size
+        slots, slot, size = self._slots, sequence.slot, self._slots.block_size
+        committed = int(slots.committed[slot])
         if kv_len // size > committed // size:
-            self._planner.commits.add(sequence.slot, sequence.open_id, kv_len, sequence.tokens[committed:])
-            sequence.committed = len(sequence.tokens)
+            self._planner.commits.add(slot, sequence.open_id, kv_len, sequence.tokens[committed:])
+            slots.committed[slot] = len(sequence.tokens)
 
     def _finish(self, now_ns: int, sequence: Sequence, reason: str, detail: str, rows: Rows) -> None:
         self._book.finish(now_ns, sequence, reason, detail, rows)
