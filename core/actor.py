@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from octavo.core.config.schema import Config
-from octavo.core.control import Ready, SetPolicy, Topology
+from octavo.core.control import Ready, SetPolicy, SetShadow, Topology
 from octavo.core.machine import Core, Outbound
 from octavo.core.messages import Body, Facts, PeerDown, PeerUp, Role, SwapPolicy, Tick, encode
+from octavo.core.policy.tap import ProcessWatch
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
 from octavo.core.trace.record import Recorder
@@ -25,7 +26,7 @@ class CoreActor(Shell, Generic[C]):
     """Makes its core by `make(facts, generation, clock)` as soon as there are facts, and anew for a new generation;
     `clock` is for measuring how long something took, in ns.
 
-    `stats` reads the core's numbers for heartbeats."""
+    `stats` reads the core's numbers for heartbeats; `watch` looks on while it asks policies, if it does."""
 
     def __init__(
         self,
@@ -36,10 +37,12 @@ class CoreActor(Shell, Generic[C]):
         *,
         make: Callable[[Facts, int, Callable[[], int]], C],
         stats: Callable[[C], dict[str, int]],
+        watch: ProcessWatch | None = None,
     ) -> None:
         super().__init__(config, run_dir, role, generation)
         self._make = make
         self._read = stats
+        self._onlooker = watch
         self._core: C | None = None
         self._policies: dict[str, SwapPolicy] = {}
         """What was set since the start, by group: for the cores of later generations."""
@@ -78,6 +81,10 @@ class CoreActor(Shell, Generic[C]):
         self._policies[policy.group] = SwapPolicy(policy.group, policy.name, policy.options, policy.disabled)
         if self._core is not None:
             self._apply(self._core, self._policies[policy.group])
+
+    def set_shadow(self, shadow: SetShadow) -> None:
+        if self._onlooker is not None:
+            (self._onlooker.open if shadow.name else self._onlooker.close)(shadow.group)
 
     def peer(self, news: PeerUp | PeerDown) -> None:
         if self._core is not None:  # else the links of a state that is lost already

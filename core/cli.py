@@ -157,6 +157,25 @@ def set_policy(
     return change(setting, option or (), run)
 
 
+def shadow_policy(
+    setting: str | None = None,
+    /,
+    *,
+    option: Annotated[list[str] | None, Parameter(name="--option", negative=(), help="one of its options: x=1")] = None,
+    run: Run = None,
+) -> int:
+    """Run a policy beside the live one, on copies of its calls and without effect; tell how they differ.
+
+    Parameters
+    ----------
+    setting
+        group and name: batching=mine; `off` ends all; nothing tells what was found
+    """
+    from octavo.core.policy.command import shadow
+
+    return shadow(setting, option or (), run)
+
+
 def _load(file: Path | None, sets: Sequence[str]) -> Loaded:
     return load(file, os.environ, sets)
 
@@ -188,6 +207,7 @@ def build(argv: Sequence[str]) -> App:
     policy.command(list_policies, name="list")
     policy.command(show_policy, name="show")
     policy.command(set_policy, name="set")
+    policy.command(shadow_policy, name="shadow")
     app.command(policy)
     app.command(lambda: print(version), name="version", help="Print the version.")
     _add(trace, TRACE_COMMANDS, argv[1:2])

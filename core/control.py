@@ -3,8 +3,8 @@
 Structs only; `control_link` carries them for a member, `supervisor` decides them. Control never waits behind
 work: it has sockets of its own.
 
-    member ─Hello, Ready, Heartbeat, TopologyAck, Bye, AskStatus, SetPolicy─▶ supervisor
-           ◀─Topology, Go, ClientGone, Who, Shutdown, Status, SetPolicy─────
+    member ─Hello, Ready, Heartbeat, TopologyAck, Bye, AskStatus, SetPolicy, SetShadow─▶ supervisor
+           ◀─Topology, Go, ClientGone, Who, Shutdown, Status, SetPolicy, SetShadow─────
 
 A link between two actors changes in this order: a Topology that shows one end down; a Topology with the new
 generation up; everyone's TopologyAck, after which each accepts that generation; then Go, and only now does
@@ -85,6 +85,16 @@ class SetPolicy(Control, frozen=True, kw_only=True):
     disabled: str = ""
 
 
+class SetShadow(Control, frozen=True, kw_only=True):
+    """From a command: run this policy beside the live one of its group, on copies of its calls and without effect; with
+    no `name`, end that. And on to the actor that asks the policy (and to its successors), which sends the copies.
+    Answered with `Status`."""
+
+    group: str
+    name: str = ""
+    options: dict[str, Any] = {}
+
+
 # ── supervisor → member ──────────────────────────────────────────────────────────────────────────
 
 
@@ -153,8 +163,8 @@ class Status(Control, frozen=True, kw_only=True):
     """What whoever runs the service should know, a sentence each."""
 
 
-ToSupervisor: TypeAlias = Hello | Ready | Heartbeat | TopologyAck | Bye | AskStatus | SetPolicy
-ToMember: TypeAlias = Topology | Go | ClientGone | Who | Shutdown | Status | SetPolicy
+ToSupervisor: TypeAlias = Hello | Ready | Heartbeat | TopologyAck | Bye | AskStatus | SetPolicy | SetShadow
+ToMember: TypeAlias = Topology | Go | ClientGone | Who | Shutdown | Status | SetPolicy | SetShadow
 
 _encoder = msgspec.msgpack.Encoder()
 _to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(ToSupervisor)

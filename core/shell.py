@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 
 from octavo.core.config.schema import Config
-from octavo.core.control import Hello, Progress, SetPolicy, Shutdown, ToMember, Topology, TopologyAck
+from octavo.core.control import Hello, Progress, SetPolicy, SetShadow, Shutdown, ToMember, Topology, TopologyAck
 from octavo.core.control_link import ControlLink
 from octavo.core.messages import PeerDown, PeerUp, Role
 from octavo.core.station import Arrival, Station
@@ -51,6 +51,9 @@ class Shell:
 
     def set_policy(self, policy: SetPolicy) -> None:
         """Another policy was chosen while the service runs."""
+
+    def set_shadow(self, shadow: SetShadow) -> None:
+        """A policy of somebody's begins or ends to look at copies of what ours are asked."""
 
     def peer(self, news: PeerUp | PeerDown) -> None:
         """A link went up or down."""
@@ -94,6 +97,8 @@ class Shell:
             self.peer(peer)
         if isinstance(message, SetPolicy):
             self.set_policy(message)
+        if isinstance(message, SetShadow):
+            self.set_shadow(message)
         if isinstance(message, Topology):
             self.learn(message)
             self.link.send(TopologyAck(message.epoch))

@@ -36,6 +36,11 @@ def client_endpoint(run_dir: Path, name: str) -> str:
     return _ipc(run_dir / f"client-{name}")
 
 
+def shadow_endpoint(run_dir: Path, group: str) -> str:
+    """Where the shadow of this group of policies takes copies of calls."""
+    return _ipc(run_dir / f"shadow-{group}")
+
+
 def control_endpoint(run_dir: Path) -> str:
     """Where the supervisor listens to everyone."""
     return _ipc(run_dir / "control")

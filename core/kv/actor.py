@@ -14,7 +14,7 @@ from octavo.core.kv.build import build
 from octavo.core.kv.core import KvCore
 from octavo.core.machine import Outbound
 from octavo.core.messages import Role, StepBind, encode
-from octavo.core.policy.watch import AskedFile
+from octavo.core.policy.tap import ProcessWatch
 from octavo.core.station import Arrival
 
 
@@ -45,7 +45,7 @@ def stats(core: KvCore) -> dict[str, int]:
 
 
 def run(config: Config, run_dir: Path, generation: int) -> None:
-    watch = AskedFile(run_dir, Role.KV)
+    watch = ProcessWatch(run_dir, Role.KV)
     KvActor(
         config,
         run_dir,
@@ -53,4 +53,5 @@ def run(config: Config, run_dir: Path, generation: int) -> None:
         generation,
         make=lambda facts, state, clock: build(config, facts, state, clock, watch),
         stats=stats,
+        watch=watch,
     ).run()

@@ -12,10 +12,11 @@ import msgspec
 
 from octavo.core.config.load import load
 from octavo.core.config.schema import PolicyConfig
-from octavo.core.control import SetPolicy
+from octavo.core.control import SetPolicy, SetShadow
 from octavo.core.plugins import PluginError, installed
+from octavo.core.policy import findings
 from octavo.core.policy.load import METHODS, find_policy
-from octavo.core.rundir import find_run
+from octavo.core.rundir import RunInfo, find_run
 from octavo.core.supervisor.status import tell
 
 
@@ -50,18 +51,53 @@ def show(group: str, name: str) -> int:
 
 def change(setting: str, options: Sequence[str], run: Path | None) -> int:
     """Tell the daemon; what is wrong with the policy is told here, before anything changes."""
+    group, name, chosen = _chosen(setting, options)
+    _tell(_daemon(run), SetPolicy(group=group, name=name, options=chosen))
+    print(f"{group} is {name} from the next step on, until the daemon ends")
+    return 0
+
+
+def shadow(setting: str | None, options: Sequence[str], run: Path | None) -> int:
+    """Start one beside the live policy of its group; "off" ends all; without a setting, tell what they have found."""
+    info = _daemon(run)
+    if setting is None:
+        found = findings.read_all(info.path)
+        print(
+            "\n\n".join(map(findings.text, found)) or "no policy has run in the shadow; octavo policy shadow GROUP=NAME"
+        )
+    elif setting == "off":
+        for group in METHODS:
+            _tell(info, SetShadow(group=group))
+        print("no policy runs in the shadow any more; what was found stays until the daemon ends")
+    else:
+        group, name, chosen = _chosen(setting, options)
+        findings.forget(info.path, group)
+        _tell(info, SetShadow(group=group, name=name, options=chosen))
+        print(
+            f"{name} answers beside the live {group} policy, without effect; `octavo policy shadow` tells what it finds"
+        )
+    return 0
+
+
+def _chosen(setting: str, options: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
+    """Group, name and options, if there is such a policy and it takes them."""
     group, equals, name = setting.partition("=")
     if not equals or group not in METHODS:
         raise PluginError(f"{setting!r} must look like GROUP=NAME; the groups are {', '.join(METHODS)}")
     sets = [f"policies.{group}={name}", *(f"policies.options.{group}.{option}" for option in options)]
-    chosen = load(sets=sets).config.policies
+    return group, name, load(sets=sets).config.policies.options.get(group, {})
+
+
+def _daemon(run: Path | None) -> RunInfo:
     info = find_run(run)
     if info is None:
         raise PluginError("no daemon is running" if run is None else f"no daemon runs in {run}")
-    if tell(info, SetPolicy(group=group, name=name, options=chosen.options.get(group, {}))) is None:
+    return info
+
+
+def _tell(info: RunInfo, message: SetPolicy | SetShadow) -> None:
+    if tell(info, message) is None:
         raise PluginError(f"the daemon (pid {info.pid}, {info.run_dir}) does not answer")
-    print(f"{group} is {name} from the next step on, until the daemon ends")
-    return 0
 
 
 def _summary(kind: Any) -> str:

@@ -143,9 +143,7 @@ class PolicyHost:
     def rank(self, need: int, leaves: Leaves) -> Floats:
         """As `Eviction.rank`, so that the KV-manager can use the host in a policy's place."""
         asked = (need, leaves)
-        answer = self._ask(
-            "eviction", self._policies.eviction.rank, asked, lambda given: answers.scores(given, leaves)
-        )
+        answer = self._ask("eviction", self._policies.eviction.rank, asked, lambda given: answers.scores(given, leaves))
         return self._given("eviction", asked, rules.least_recent(leaves) if answer is None else answer)
 
     def _ask(

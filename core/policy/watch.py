@@ -11,10 +11,11 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.core.messages import Role
 from octavo.core.policy.load import METHODS
+from octavo.policies.contract import Observed
 
 GROUPS = tuple(METHODS)
 _NAME = 64
@@ -32,6 +33,15 @@ class Watch:
 
     def ends(self) -> None:
         """It has given it back."""
+
+    def answered(self, group: str, arguments: tuple[Any, ...], answer: Any, spent_ns: int) -> None:
+        """What the kernel goes by: the policy's answer, or its own rule's; and how long the policy took."""
+
+    observing = False
+    """Whether it wants to know what happened."""
+
+    def observed(self, observed: Observed) -> None:
+        """What policies are told of what happened."""
 
 
 class Asked(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from octavo.core.actor import CoreActor
 from octavo.core.config.schema import Config
 from octavo.core.messages import Role
-from octavo.core.policy.watch import AskedFile
+from octavo.core.policy.tap import ProcessWatch
 from octavo.core.scheduler.build import build
 from octavo.core.scheduler.core import SchedulerCore
 
@@ -18,7 +18,7 @@ def stats(core: SchedulerCore) -> dict[str, int]:
 
 def run(config: Config, run_dir: Path, generation: int) -> None:
     """Until the supervisor says Shutdown."""
-    watch = AskedFile(run_dir, Role.SCHEDULER)
+    watch = ProcessWatch(run_dir, Role.SCHEDULER)
     CoreActor(
         config,
         run_dir,
@@ -26,4 +26,5 @@ def run(config: Config, run_dir: Path, generation: int) -> None:
         generation,
         make=lambda facts, state, clock: build(config, facts, state, clock, watch),
         stats=stats,
+        watch=watch,
     ).run()

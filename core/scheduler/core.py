@@ -70,7 +70,6 @@ class SchedulerCore:
             generation=generation,
         )
         self._book = Book(queue, self._planner.room)
-        self._book.observations.on = host.observing
         self._steps = Steps(self._book, self._slots, self._ledger, self._planner, depth)
         self._intake = Intake(
             self._book,
@@ -125,7 +124,6 @@ class SchedulerCore:
                 self._on_peer_down(now_ns, message)
             case SwapPolicy():
                 self._host.swap(message.group, message.name, message.options, message.disabled)
-                self._book.observations.on = self._host.observing
             case Tick():
                 pass
             case _:
@@ -140,6 +138,7 @@ class SchedulerCore:
 
     def _tell_policies(self, now_ns: int) -> None:
         """With an ack, since then the step's work is with others and nobody waits for us."""
+        self._book.observations.on = self._host.observing
         if self._host.observing and (observed := self._book.observations.take(now_ns)) is not None:
             self._host.observe(observed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from octavo.core.control import ToMember
+from octavo.core.control import SetShadow, ToMember
 from octavo.core.messages import Role
 from octavo.core.trace.catalogue import Event
 
@@ -20,6 +20,18 @@ class Kill(NamedTuple):
     """SIGKILL the process of `role`."""
 
     role: Role
+
+
+class StartShadow(NamedTuple):
+    """Start the process of a shadow, in place of the one of its group that may be there."""
+
+    shadow: SetShadow
+
+
+class EndShadow(NamedTuple):
+    """SIGKILL the shadow of this group: it may hang."""
+
+    group: str
 
 
 class Tell(NamedTuple):
@@ -49,4 +61,4 @@ class Stop(NamedTuple):
     why: str
 
 
-Action: TypeAlias = Spawn | Kill | Tell | Note | Say | Stop
+Action: TypeAlias = Spawn | Kill | StartShadow | EndShadow | Tell | Note | Say | Stop

@@ -8,7 +8,7 @@ processes, no clock. What dies with what is in `table`, what an actor is doing i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from octavo.core.config.schema import SupervisorConfig
@@ -26,6 +26,7 @@ from octavo.core.control import (
     Member,
     Ready,
     SetPolicy,
+    SetShadow,
     Shutdown,
     Status,
     Topology,
@@ -39,6 +40,7 @@ from octavo.core.supervisor.actions import Action, Kill, Note, Say, Spawn, Stop,
 from octavo.core.supervisor.child import Actor, Phase
 from octavo.core.supervisor.clients import Clients
 from octavo.core.supervisor.policies import SetPolicies, asks, exit_text
+from octavo.core.supervisor.shadows import Shadows, epitaph
 from octavo.core.supervisor.table import CHILDREN, MEMBERS
 from octavo.core.trace.catalogue import (
     ActorExited,
@@ -88,6 +90,7 @@ class SupervisorCore:
         self._ticked_ns: int | None = None
         self._state = ""
         self._policies = SetPolicies()
+        self._shadows = Shadows()
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────
 
@@ -129,15 +132,28 @@ class SupervisorCore:
         )
         return [*actions, Spawn(role, actor.generation)]
 
+    def shadow_started(self, shadow: SetShadow, pid: int) -> list[Action]:
+        return self._shadows.started(shadow, pid)
+
+    def shadow_ended(self, group: str, pid: int, code: int) -> list[Action]:
+        """Its process ended, whyever; nothing hangs on it."""
+        shadow = self._shadows.ended(group, pid)
+        if shadow is None:
+            return []
+        return [*epitaph(shadow, pid, code), *self._tell_actor(asks(group), [SetShadow(group=group)])]
+
     def heard(self, identity: bytes, message: ToSupervisor, now_ns: int) -> list[Action]:
         """A member said something."""
         if isinstance(message, Hello):
             return self._hello(identity, message, now_ns)
         if isinstance(message, AskStatus):
             return [Tell(identity, self.status(now_ns))]
+        if isinstance(message, SetShadow):
+            told = self._tell_actor(asks(message.group), [message])
+            return [*self._shadows.set(message), *told, Tell(identity, self.status(now_ns))]
         if isinstance(message, SetPolicy):
             self._policies.set(message)
-            told = self._tell_policies(asks(message.group), [message])
+            told = self._tell_actor(asks(message.group), [message])
             return [*told, Tell(identity, self.status(now_ns))]
         actor = next((a for a in self.actors.values() if a.identity == identity), None)
         if actor is not None:
@@ -214,19 +230,29 @@ class SupervisorCore:
         if actor.phase is Phase.READY:
             return []  # its state was made anew, and the topology says so already
         actor.phase, actor.was_ready, actor.moved_ns = Phase.READY, True, now_ns
+        actions: list[Action] = []
         if facts is not None:
+            if self._facts is None:
+                actions = [Say("info", f"executor: {facts.executor}")]
             self._facts = facts
         took_ns = now_ns - actor.started_ns
-        ready = ActorReady(actor=actor.name, pid=actor.pid or 0, actor_generation=actor.generation, took_ns=took_ns)
-        actions: list[Action] = [Note(ready), *self._tell_policies(actor.role, self._policies.of(actor.role))]
+        ready = ActorReady(
+            actor=actor.name,
+            pid=actor.pid or 0,
+            actor_generation=actor.generation,
+            took_ns=took_ns,
+            how="" if facts is None else facts.executor,
+        )
+        set_up: list[SetPolicy | SetShadow] = [*self._policies.of(actor.role), *self._shadows.of(actor.role)]
+        actions += [Note(ready), *self._tell_actor(actor.role, set_up)]
         return actions + (self._broadcast() if actor.role in MEMBERS else self._settled())
 
-    def _tell_policies(self, role: Role, policies: list[SetPolicy]) -> list[Action]:
+    def _tell_actor(self, role: Role, messages: Sequence[SetPolicy | SetShadow]) -> list[Action]:
         """If the actor is there to hear of them; else it is told when it is."""
         actor = self.actors.get(role)
         if actor is None or actor.identity is None or actor.phase is not Phase.READY:
             return []
-        return [Tell(actor.identity, policy) for policy in policies]
+        return [Tell(actor.identity, message) for message in messages]
 
     def _bump(self, actor: Actor, why: str) -> list[Action]:
         actor.generation += 1
@@ -346,4 +372,6 @@ class SupervisorCore:
             )
             for actor in self.actors.values()
         ]
-        return Status(state=self._state, epoch=self._epoch, actors=[me, *others], notes=self._policies.notes())
+        about = [] if self._facts is None else [f"executor: {self._facts.executor}", self._facts.note]
+        notes = [*(note for note in about if note), *self._policies.notes()]
+        return Status(state=self._state, epoch=self._epoch, actors=[me, *others], notes=notes)

@@ -24,10 +24,10 @@ from anyio.abc import Process
 
 from octavo.core import control, rundir, wire
 from octavo.core.config.schema import Config
-from octavo.core.control import Ready
+from octavo.core.control import Ready, SetShadow
 from octavo.core.messages import Role
 from octavo.core.policy.watch import forget_asked, read_asked
-from octavo.core.supervisor.actions import Action, Kill, Note, Say, Spawn, Stop, Tell
+from octavo.core.supervisor.actions import Action, EndShadow, Kill, Note, Say, Spawn, StartShadow, Stop, Tell
 from octavo.core.supervisor.core import SupervisorCore
 from octavo.core.supervisor.table import CHILDREN
 from octavo.core.trace.emit import Emitter
@@ -83,6 +83,7 @@ class Supervisor:
         self._router.router_mandatory = True
         self._router.bind(wire.control_endpoint(run_dir))
         self._processes: dict[Role, Process] = {}
+        self._shadows: dict[str, Process] = {}
         self._turn = anyio.Lock()
         self._stop: Stop | None = None
         self._stopped = anyio.Event()
@@ -163,6 +164,10 @@ class Supervisor:
                 return await self._spawn(action)
             case Kill(role):
                 self._kill(self._processes[role])
+            case StartShadow(shadow):
+                return await self._start_shadow(shadow)
+            case EndShadow(group):
+                await self._end_shadow(group)
             case Tell(identity, message):
                 self._tell(identity, message)
             case Note(event):
@@ -180,17 +185,42 @@ class Supervisor:
         name = spawn.role.name.lower()
         forget_asked(self._run_dir, spawn.role)
         command = [sys.executable, "-m", "octavo.core.process", name, "--run", str(self._run_dir)]
-        process = await anyio.open_process(
-            [*command, "--generation", str(spawn.generation), "--parent", str(os.getpid())],
+        process = await self._open([*command, "--generation", str(spawn.generation), "--parent", str(os.getpid())])
+        self._processes[spawn.role] = process
+        self._tasks.start_soon(self._await_exit, spawn.role, process)
+        return self._core.spawned(spawn.role, process.pid, time.monotonic_ns())
+
+    async def _open(self, command: list[str]) -> Process:
+        return await anyio.open_process(
+            command,
             stdin=subprocess.PIPE,  # held open: its end tells the child that we are gone
             stdout=2,
             stderr=None,
             start_new_session=True,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
-        self._processes[spawn.role] = process
-        self._tasks.start_soon(self._await_exit, spawn.role, process)
-        return self._core.spawned(spawn.role, process.pid, time.monotonic_ns())
+
+    async def _start_shadow(self, shadow: SetShadow) -> list[Action]:
+        await self._end_shadow(shadow.group)
+        if self._stop is not None:
+            return []
+        options = msgspec.json.encode(shadow.options).decode()
+        command = [sys.executable, "-m", "octavo.core.policy.shadow", shadow.group, shadow.name, "--options", options]
+        process = await self._open([*command, "--run", str(self._run_dir), "--parent", str(os.getpid())])
+        self._shadows[shadow.group] = process
+        self._tasks.start_soon(self._await_shadow, shadow.group, process)
+        return self._core.shadow_started(shadow, process.pid)
+
+    async def _await_shadow(self, group: str, process: Process) -> None:
+        code = await process.wait()
+        await self._do(lambda: self._core.shadow_ended(group, process.pid, code))
+        await self._hear_all()
+
+    async def _end_shadow(self, group: str) -> None:
+        process = self._shadows.pop(group, None)
+        if process is not None:
+            self._kill(process)
+            await process.wait()
 
     async def _await_exit(self, role: Role, process: Process) -> None:
         code = await process.wait()
@@ -211,6 +241,8 @@ class Supervisor:
 
     async def _end_children(self) -> None:
         """Ask, wait a little, then insist."""
+        for group in list(self._shadows):
+            await self._end_shadow(group)
         for action in self._core.farewell():
             await self._act(action)
         with anyio.move_on_after(STOP_GRACE_S):

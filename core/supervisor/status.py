@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from octavo.core import control, wire
-from octavo.core.control import ActorStatus, AskStatus, SetPolicy, Status
+from octavo.core.control import ActorStatus, AskStatus, SetPolicy, SetShadow, Status
 from octavo.core.rundir import RunInfo, find_run
 
 PATIENCE_MS = 3000
@@ -21,7 +21,7 @@ def ask(run: RunInfo) -> Status | None:
     return tell(run, AskStatus())
 
 
-def tell(run: RunInfo, message: AskStatus | SetPolicy) -> Status | None:
+def tell(run: RunInfo, message: AskStatus | SetPolicy | SetShadow) -> Status | None:
     """Say something to the supervisor that it answers with its status."""
     with zmq.Context[zmq.Socket[bytes]]() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0

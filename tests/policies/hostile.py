@@ -11,11 +11,14 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from octavo.policies.contract import Floats, Ints, Leaves, Running, Selection, Step, Waiting
 
 ENTRIES = """
 [octavo.batching]
 loops = {module}:Loops
+newest = {module}:Newest
 raises = {module}:Raises
 [octavo.chunking]
 exits = {module}:Exits
@@ -30,7 +33,14 @@ class Loops:
     def select(self, step: Step, waiting: Waiting, running: Running) -> Selection:
         while len(running):
             pass
-        return Selection(waiting.known.argsort().astype("int32"))
+        return Selection(np.arange(len(waiting), dtype=np.int32))
+
+
+class Newest:
+    """Harmless: the other way round than the default."""
+
+    def select(self, step: Step, waiting: Waiting, running: Running) -> Selection:
+        return Selection(np.arange(len(waiting), dtype=np.int32)[::-1])
 
 
 class Raises:

@@ -10,9 +10,10 @@ from octavo.core.client.client import Client
 from octavo.core.messages import Params, Sampling, Text
 
 STREAMS = 8
+TOKENS = 120
 
 
-async def answers(run_dir: Path, streams: int = STREAMS, tokens: int = 300) -> dict[int, str]:
+async def answers(run_dir: Path, streams: int = STREAMS, tokens: int = TOKENS) -> dict[int, str]:
     """The text of each; greedy, so it depends on the prompt alone."""
     got = dict.fromkeys(range(streams), "")
 
