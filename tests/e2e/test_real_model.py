@@ -26,6 +26,7 @@ STREAMS: list[dict[str, Any]] = [
     {"prompt": "Ein kurzer Satz:", "temperature": 1.0, "top_k": 40, "seed": 8, "repetition_penalty": 1.1},
 ]
 TOKENS = 40
+SIZES = ("kv.block_size=16", "scheduler.chunk_budget=32", "supervisor.max_restarts=20")
 
 
 @pytest.fixture
@@ -36,8 +37,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Daemon]:
     """Small enough that prompts are chunked, large enough that nothing is preempted."""
-    sizes = ("kv.block_size=16", "scheduler.chunk_budget=32", "supervisor.max_restarts=20")
-    with daemon(*sizes, gateway=True, model="default") as running:
+    with daemon(*SIZES, gateway=True, model="default") as running:
         running.wait_ready()
         yield running
 
@@ -212,7 +212,17 @@ def test_the_trace_of_a_request_adds_up(served: Daemon, official: openai.OpenAI)
     assert delivered > finished["since_queued_ns"]
 
 
-def test_only_the_executor_has_torch(served: Daemon) -> None:
+def test_nobody_has_torch_and_the_default_executor_is_native(served: Daemon) -> None:
     mapped = {role: b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes() for role, pid in served.pids().items()}
-    assert mapped == {role: role == "executor" for role in mapped}
+    assert mapped == dict.fromkeys(mapped, False)
     assert len(mapped) == 6
+    status = served.status()
+    assert status is not None
+    assert any(note.startswith("executor: native (fast") for note in status.notes)
+
+
+async def test_exact_mode_recovers_too() -> None:
+    with daemon(*SIZES, "executor.mode=exact", gateway=True, model="default") as exact:
+        await anyio.to_thread.run_sync(exact.wait_ready)
+        undisturbed = await read_all(exact)
+        assert await read_all(exact, kill="executor", after=7) == undisturbed
