@@ -20,6 +20,7 @@ from octavo.core.tokenizer import ghost
 from octavo.core.tokenizer.alphabet import BYTE_OF_CHAR
 from octavo.core.tokenizer.convert import converted_tokenizer
 from octavo.core.tokenizer.invalid import InvalidRequestError
+from octavo.core.tokenizer.literal import Literal
 from octavo.core.tokenizer.template import ChatTemplate, TemplateError
 
 
@@ -37,6 +38,7 @@ class Vocabulary:
         self._longest = max((len(name) for name in names), default=1)
         self._added = frozenset(tokenizer.get_added_tokens_decoder())
         self._template = template
+        self._literal = Literal(tokenizer)
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -51,13 +53,16 @@ class Vocabulary:
         """Ids of any kind of prompt. Raises `InvalidRequestError`; at once, if a text is so long that it must have more
         than `limit` tokens: tokenising megabytes would keep everyone else waiting.
 
-        A rendered template holds its own special tokens, so none are added to it: no doubled BOS."""
+        A rendered template holds its own special tokens, so none are added to it: no doubled BOS. Those that a client
+        wrote into a conversation are text."""
         match prompt:
             case Ids(ids):
                 return ids
             case Text(text):
                 return self.encode(self._bounded(text, limit, "prompt"), add_special_tokens)
             case Chat():
+                if (marked := self._literal.marked(prompt)) is not None:
+                    return self._literal.encode(self._bounded(self.render(marked), limit, "messages"))
                 text = self._bounded(self.render(prompt), limit, "messages")
                 return self.encode(text, add_special_tokens=False)
 
