@@ -24,7 +24,7 @@ from octavo.executors.moments import GROWTH, WARM_STEPS, Moment, measure
 class ExecutorActor(Shell):
     def __init__(self, config: Config, run_dir: Path, generation: int) -> None:
         super().__init__(config, run_dir, Role.EXECUTOR, generation)
-        self._steps = 0
+        self._steps = self._tokens = 0
         self._next_moment = WARM_STEPS
         self.events.emit(measure("before_load", 0, None))
         chosen = load_executor(config, run_dir, first=generation == 1)
@@ -47,6 +47,7 @@ class ExecutorActor(Shell):
             return
         result = self._executor.execute(plan, bind)
         self._steps += 1
+        self._tokens += len(result.tokens)
         self.station.send(Role.SCHEDULER, encode(result), dest_gen=plan.scheduler_gen)
         self.events.emit(
             StepExecuted(
@@ -64,7 +65,7 @@ class ExecutorActor(Shell):
             self._next_moment *= GROWTH
 
     def stats(self) -> dict[str, int]:
-        return {"steps": self._steps}
+        return {"steps": self._steps, "tokens": self._tokens}
 
 
 def run(config: Config, run_dir: Path, generation: int) -> None:

@@ -62,13 +62,18 @@ def records(run_dir: Path) -> list[Line]:
         return sorted(_records(run_dir), key=lambda line: line.ts_ns)
 
 
+def parse(text: bytes) -> Line:
+    """One line. Raises `msgspec.MsgspecError` if it is none of the catalogue's."""
+    common, event = _common.decode(text), _event.decode(text)
+    return Line(common.ts_ns, common.spent_ns, common.role, common.generation, event)
+
+
 def _records(run_dir: Path) -> Iterator[Line]:
     for text in _texts(run_dir):
         try:
-            common, event = _common.decode(text), _event.decode(text)
+            yield parse(text)
         except msgspec.MsgspecError:
             continue
-        yield Line(common.ts_ns, common.spent_ns, common.role, common.generation, event)
 
 
 def _texts(run_dir: Path) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from octavo.core.control import ActorStatus, Status
 from octavo.core.rundir import read
 from octavo.core.supervisor.status import ask
+from octavo.plugins.metrics.dashboard import Dashboard
 from octavo.plugins.metrics.families import CONTENT_TYPE, Counter, Family, Gauge, render
 from octavo.plugins.metrics.meter import Meter, Numbers, Opens
 from octavo.plugins.metrics.names import vllm
@@ -117,24 +118,25 @@ class Service:
 
 
 class Metrics:
-    """What the gateway needs: a meter to put before its engine, and the route of the page."""
+    """What the gateway needs: a meter to put before its engine, and the routes of the pages."""
 
-    def __init__(self, ask_status: Ask) -> None:
+    def __init__(self, ask_status: Ask, dashboard: Dashboard) -> None:
         self.numbers = Numbers()
         self._service = Service()
         self._ask = ask_status
+        self._dashboard = dashboard
         self._turn = anyio.Lock()
 
     @classmethod
     def of_run(cls, run_dir: Path) -> Metrics:
-        return cls(partial(_ask, run_dir))
+        return cls(partial(_ask, run_dir), Dashboard(run_dir))
 
     def meter(self, engine: E) -> E:
         """The engine, counted; to its users it is of the same kind."""
         return cast(E, Meter(engine, self.numbers))
 
-    def route(self) -> Route:
-        return Route("/metrics", self.page, methods=["GET"])
+    def routes(self) -> list[Route]:
+        return [Route("/metrics", self.page, methods=["GET"]), *self._dashboard.routes()]
 
     async def page(self, request: Request) -> Response:
         """`?names=vllm` gives vLLM's names, for dashboards and routers made for it."""

@@ -9,18 +9,19 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Group, RenderableType
-from rich.live import Live
+from rich.live import Live as Screen
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from octavo.core.control import Status
 from octavo.core.rundir import RunInfo, find_run
 from octavo.core.supervisor.status import ask
+from octavo.plugins.metrics.live import Figures, Live, Percentiles, Pool
 
 COLOURS = {"ready": "green", "starting": "yellow", "down": "red", "degraded": "red", "draining": "yellow"}
-BAR_WIDTH = 40
+BAR_WIDTH = 44
+USED, CACHED, FREE = "█", "▒", "·"
+SHOWN_TENANTS = 6
 
 
 def command(
@@ -31,60 +32,97 @@ def command(
     every: Annotated[float, Parameter(help="seconds between two looks")] = 1.0,
     once: Annotated[bool, Parameter(negative=(), help="print one picture and end")] = False,
 ) -> int:
-    """Watch a running daemon until Ctrl-C: its actors, its sequences and its KV pool."""
+    """Watch a running daemon until Ctrl-C: processes, sequences, latencies, the KV pool and the policies."""
     info = find_run(run)
     if info is None:
         print(f"octavo: no daemon {'is running' if run is None else f'runs in {run}'}", file=sys.stderr)
         return 1
-    view = View(info)
-    with Live(view.draw(ask(info)), auto_refresh=False, screen=not once) as live:
+    live = Live(info)
+    with Screen(_look(live, info), auto_refresh=False, screen=not once) as screen:
         while not once and info.alive():
             time.sleep(every)
             try:
-                live.update(view.draw(ask(info)), refresh=True)
+                screen.update(_look(live, info), refresh=True)
             except KeyboardInterrupt:
                 break
     return 0
 
 
-class View:
-    """Pictures of one daemon; remembers the last one, to tell how fast things go."""
-
-    def __init__(self, info: RunInfo) -> None:
-        self._info = info
-        self._steps: tuple[float, int] | None = None
-
-    def draw(self, status: Status | None) -> RenderableType:
-        title = f"{self._info.model} at {self._info.address or self._info.run_dir}"
-        if status is None:
-            return Panel("the daemon does not answer", title=title, border_style="red")
-        stats = {actor.role: actor.stats for actor in status.actors}
-        state = Text(status.state, style=COLOURS.get(status.state, ""))
-        parts = [state, self._sequences(stats.get("scheduler", {}), stats.get("executor", {}))]
-        return Panel(Group(*parts, _pool(stats.get("kv", {})), _actors(status)), title=title)
-
-    def _sequences(self, scheduler: dict[str, int], executor: dict[str, int]) -> RenderableType:
-        now, steps = time.monotonic(), executor.get("steps", 0)
-        rate = ""
-        if self._steps is not None and now > self._steps[0] and steps >= self._steps[1]:
-            rate = f"   {(steps - self._steps[1]) / (now - self._steps[0]):.1f} steps/s"
-        self._steps = (now, steps)
-        numbers = ((name, scheduler.get(name, 0)) for name in ("running", "waiting", "preemptions"))
-        return Text("   ".join(f"{name} {count}" for name, count in numbers) + rate, style="bold")
+def _look(live: Live, info: RunInfo) -> RenderableType:
+    status = ask(info)
+    return silent(info) if status is None else draw(live.look(status))
 
 
-def _pool(kv: dict[str, int]) -> RenderableType:
-    total, free, used = (kv.get(f"{name}_blocks", 0) for name in ("total", "free", "used"))
+def silent(info: RunInfo) -> RenderableType:
+    """The picture of a daemon that does not answer."""
+    return Panel("the daemon does not answer", title=info.model, border_style="red")
+
+
+def draw(figures: Figures) -> RenderableType:
+    """One picture."""
+    state = Text(figures.state, style=COLOURS.get(figures.state, ""))
+    notes = [Text(note, style="yellow") for note in figures.notes]
+    parts = [state, *notes, _sequences(figures), _pool(figures.pool), _latencies(figures)]
+    parts += [_policies(figures), _processes(figures)]
+    return Panel(Group(*parts), title=f"{figures.model} at {figures.address}")
+
+
+def _sequences(figures: Figures) -> RenderableType:
+    numbers = [
+        f"running {figures.running}",
+        f"waiting {figures.waiting}",
+        f"preemptions {figures.preemptions}",
+        *([f"{figures.tokens_per_s:.0f} tokens/s"] if figures.tokens_per_s is not None else []),
+        *([f"{figures.steps_per_s:.1f} steps/s"] if figures.steps_per_s is not None else []),
+        *([f"cache hits {figures.hit_rate:.0%}"] if figures.hit_rate is not None else []),
+        *([f"accepted {figures.acceptance:.0%}"] if figures.acceptance is not None else []),
+    ]
+    return Text("   ".join(numbers), style="bold")
+
+
+def _pool(pool: Pool) -> RenderableType:
+    total = max(1, pool.total)
+    used, cached = round(BAR_WIDTH * pool.used / total), round(BAR_WIDTH * pool.cached / total)
+    free = max(0, BAR_WIDTH - used - cached)
+    bar = Text.assemble((USED * used, "red"), (CACHED * cached, "cyan"), (FREE * free, "dim"))
     table = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=max(1, total), completed=used, width=BAR_WIDTH)
-    table.add_row("KV blocks", bar, f"{used} used, {total - free - used} cached, {free} free of {total}")
+    told = f"{pool.used} used, {pool.cached} cached, {pool.free} free of {pool.total}"
+    table.add_row("KV blocks", bar, told)
+    most = max((blocks for _, blocks in pool.tenants), default=1)
+    for tenant, blocks in pool.tenants[:SHOWN_TENANTS]:
+        share = Text(CACHED * max(1, round(BAR_WIDTH * blocks / total)), style="cyan" if blocks == most else "blue")
+        table.add_row(f"  {tenant}", share, f"{blocks} in the prefix tree")
     return table
 
 
-def _actors(status: Status) -> Table:
-    table = Table("actor", "pid", "generation", "state", "restarts", "last progress", box=None, header_style="dim")
-    for actor in status.actors:
-        age = "" if actor.progress_age_s is None else f"{actor.progress_age_s:.1f} s ago"
-        state = Text(actor.state, style=COLOURS.get(actor.state, ""))
-        table.add_row(actor.role, str(actor.pid or "-"), str(actor.generation), state, str(actor.restarts), age)
+def _latencies(figures: Figures) -> Table:
+    table = Table("ms", "p50", "p90", "p99", f"of the last {figures.window_s:.0f} s", box=None, header_style="dim")
+    for name, found in figures.latencies.items():
+        table.add_row(name.upper(), *_milliseconds(found), f"{found.count} choices")
+    return table
+
+
+def _milliseconds(found: Percentiles) -> tuple[str, str, str]:
+    if not found.count:
+        return ("-", "-", "-")
+    return (f"{found.p50:.1f}", f"{found.p90:.1f}", f"{found.p99:.1f}")
+
+
+def _policies(figures: Figures) -> Table:
+    table = Table("policy", "", "calls", "µs each", "not valid", "", box=None, header_style="dim")
+    for one in figures.policies:
+        state = Text("switched off", style="red") if one.tripped else Text("")
+        table.add_row(one.group, one.name, str(one.calls), f"{one.mean_us:.0f}", str(one.rejected), state)
+    return table
+
+
+def _processes(figures: Figures) -> Table:
+    table = Table(
+        "process", "pid", "generation", "state", "restarts", "last progress", "memory", box=None, header_style="dim"
+    )
+    for one in figures.processes:
+        age = "" if one.progress_age_s is None else f"{one.progress_age_s:.1f} s ago"
+        state = Text(one.state, style=COLOURS.get(one.state, ""))
+        memory = "" if one.resident is None else f"{one.resident / 2**20:.0f} MiB"
+        table.add_row(one.role, str(one.pid or "-"), str(one.generation), state, str(one.restarts), age, memory)
     return table

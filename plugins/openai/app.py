@@ -61,7 +61,8 @@ CANNOT_BIND = 78
 
 
 def build_app(engine: Engine, config: Config, metrics: Metrics | None = None) -> Starlette:
-    """The application, with `/metrics` if there are any. Every error it answers with has OpenAI's shape.
+    """The application, with `/metrics` and `/dashboard` if there are any. Every error it answers with has
+    OpenAI's shape.
 
     Raises `PluginError`, `KeysError`."""
     server = config.server
@@ -70,7 +71,7 @@ def build_app(engine: Engine, config: Config, metrics: Metrics | None = None) ->
     api = Api(engine, config, Manners(resolve("octavo.tool_parser", server.tool_parser), reasoning))
     keys = Keys(Path(server.keys_file)) if server.keys_file is not None else None
     return Starlette(
-        routes=[*api.routes(), *([metrics.route()] if metrics else [])],
+        routes=[*api.routes(), *(metrics.routes() if metrics else [])],
         middleware=[Middleware(RequestId), Middleware(Auth, keys=keys)],
         exception_handlers={
             ApiError: _known,
