@@ -145,7 +145,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     `max_tokens` None means up to the end of the context. `stop` are strings that end a choice and
     are not part of its text; `stop_ids` are token ids that end it. `ignore_eos` removes the model's
     own end tokens from that set. `bad_words` are texts that do not appear: the tokenizer adds them to
-    `sampling.banned`.
+    `sampling.banned`. For `keep_s` seconds after its last use by such a request, what is cached of it is given up last
+    (within the tenant's part of what may be kept so).
     """
 
     sampling: Sampling = Sampling()
@@ -156,6 +157,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[str, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    keep_s: float = 0.0
 
 
 class Delivered(msgspec.Struct, array_like=True, frozen=True):
@@ -367,6 +369,8 @@ class Enqueue(Message, kw_only=True):
     trace_id: str
     delivered: list[list[int]]
     finished: list[bool]
+    keep_ns: int = 0
+    """How long its blocks are kept in the prefix tree after use, if they can be (see `Params`)."""
 
 
 class Stop(Message):
@@ -458,6 +462,8 @@ class Open(msgspec.Struct, array_like=True, frozen=True):
     choice: int
     sampling: Sampling
     namespace: bytes
+    tenant: str = ""
+    keep_ns: int = 0
 
 
 class Fork(msgspec.Struct, array_like=True, frozen=True):

@@ -139,6 +139,8 @@ class Leaves:
     """Shape [tenants]: cached blocks of each tenant, leaves or not, in use or not."""
     now_ns: int = 0
     """Time of the step that needs the blocks."""
+    tenants: tuple[str, ...] = ()
+    """Names by the index that the column `tenant` holds."""
 
     def __len__(self) -> int:
         return len(self.depth)
@@ -239,7 +241,8 @@ class Eviction(Protocol):
     """Entry-point group `octavo.eviction`."""
 
     def rank(self, need: int, leaves: Leaves) -> Floats:
-        """Score the leaves [leaves], finite: the lowest are evicted first, until `need` blocks are free.
+        """Score the leaves [leaves], finite: the lowest are evicted first, until `need` blocks are free. Those that
+        their request wanted kept go after all others, whatever their scores.
 
         When a block goes, the one before it in its prefix may become a leaf: then it is asked about alone, and its
         score is compared with those given before. So a score should depend on the leaf more than on its company."""

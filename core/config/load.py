@@ -256,6 +256,8 @@ def _describe(kind: inspect.Type) -> str:
             return f"one of {', '.join(map(str, values))}"
         case inspect.UnionType(types=types):
             return " or ".join(_describe(one) for one in types if not isinstance(one, inspect.NoneType))
+        case inspect.DictType(value_type=value):
+            return f"a table whose values are {_describe(value)}"
         case inspect.AnyType():
             return "a finite value"
     raise TypeError(f"the schema uses {kind}, for which there are no words here")

@@ -59,6 +59,9 @@ class PolicyConfig(Section, frozen=True):
     speculation: str = "off"
     call_budget_us: Positive = 300
     """Longest that a policy may take for an answer; one that is slower half of the time is replaced (`tripped`)."""
+    weights: dict[str, Annotated[float, Meta(gt=0)]] = field(default_factory=dict)
+    """Shares by tenant name, for every policy that has an option `weights` (`fair`, `tenant-quota`) which is not set;
+    who is not named has weight 1."""
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per group, what the chosen policy's `Options` takes: `policies.options.chunking.x = 1`."""
 

@@ -26,6 +26,7 @@ def build(
             clock=clock,
             budget_ns=config.policies.call_budget_us * 1000,
             watch=watch,
+            weights=config.policies.weights,
         ),
         generation=generation,
         caching=config.kv.prefix_cache,

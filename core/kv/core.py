@@ -58,6 +58,8 @@ class Residency:
     tokens: array[int]
     table: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
+    keep_ns: int = 0
+    """How long its blocks are to be kept after use, if they can be."""
 
 
 @dataclass(slots=True)
@@ -163,6 +165,7 @@ class KvCore:
             dump="; ".join(pool.audit(())),
         )
         self.pool = BlockPool(pool.total, self._eviction)
+        self.pool.tenants = pool.tenants
         return [leak]
 
     # ── binding ──────────────────────────────────────────────────────────────────────────────────
@@ -257,7 +260,7 @@ class KvCore:
         if not self._caching:
             return
         size, table, keys = self._block_size, residency.table, residency.keys
-        tenant = self._tenants.setdefault(residency.namespace, len(self._tenants))
+        tenant = self._tenants[residency.namespace]
         for i in range(len(keys), min(upto, len(residency.tokens)) // size):
             tokens = residency.tokens[i * size : (i + 1) * size].tobytes()
             key = chain_key(keys[-1] if keys else residency.namespace, tokens)
@@ -268,7 +271,7 @@ class KvCore:
                 self.pool.release(block)
                 table[i] = canonical
                 binding.deltas.append((slot, residency.open_id, i, canonical))
-            self.pool.touch(canonical, now_ns)
+            self.pool.touch(canonical, now_ns, keep_ns=residency.keep_ns)
             keys.append(key)
 
     def _release(self, slot: int, open_id: int) -> None:
@@ -340,10 +343,14 @@ class KvCore:
         cached = self._lookup(o.namespace, o.ids, min(o.cached, len(o.ids) - 1))
         for _, block in cached:
             self.pool.acquire(block)
-            self.pool.touch(block, now_ns, hit=True)
+            self.pool.touch(block, now_ns, hit=True, keep_ns=o.keep_ns)
         table = [block for _, block in cached]
         end = len(table) * self._block_size
-        residency = Residency(o.open_id, o.namespace, array("i", o.ids.tolist()), table, [key for key, _ in cached])
+        if o.namespace not in self._tenants:
+            self._tenants[o.namespace] = len(self._tenants)
+            self.pool.tenants = (*self.pool.tenants, o.tenant)
+        tokens = array("i", o.ids.tolist())
+        residency = Residency(o.open_id, o.namespace, tokens, table, [key for key, _ in cached], o.keep_ns)
         self._take_slot(o.slot, residency, end)
         binding.opened.append((o.slot, o.open_id, end, list(table)))
         if end < o.cached:
@@ -368,7 +375,7 @@ class KvCore:
             table.append(block)
         tokens = parent.tokens[: f.n]
         tokens.extend(f.ids.tolist())
-        residency = Residency(f.open_id, parent.namespace, tokens, table, parent.keys[:full])
+        residency = Residency(f.open_id, parent.namespace, tokens, table, parent.keys[:full], parent.keep_ns)
         self._take_slot(f.slot, residency, f.n)
         binding.opened.append((f.slot, f.open_id, f.n, list(table)))
 

@@ -21,9 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.policies.contract import Eviction, Leaves
+from octavo.policies.contract import Eviction, Leaves, Mask
 
 NO_BLOCK = -1
+
+KEPT_SHARE = 0.5
+"""Most of the pool that requests can have kept."""
 
 REMEMBERED = 4
 """Evicted keys that are remembered, as a multiple of the pool."""
@@ -78,8 +81,14 @@ class BlockPool:
         """Cached blocks per tenant."""
         self.now_ns = 0
         """Time of the step being bound, for eviction policies; whoever drives the pool sets it."""
+        self.tenants: tuple[str, ...] = ()
+        """Names by index, for eviction policies; as above."""
         self._used_ns = np.zeros(total, dtype=np.int64)
         self._used = np.zeros(total, dtype=np.int64)
+        self._keep_ns = np.zeros(total, dtype=np.int64)
+        """Until when a cached block is to be kept."""
+        self._keep_most_ns = 0
+        self._nothing: Mask = np.zeros(total, dtype=np.bool_)
         self._unreferenced = np.zeros(total, dtype=np.bool_)
         """Cached and without a reference: what eviction may take."""
         self._clock = 0
@@ -160,7 +169,7 @@ class BlockPool:
         self._gone.pop(key, None)
         self._key[block] = key
         self._parent[block] = parent
-        self._hits[block] = 0
+        self._hits[block] = self._keep_ns[block] = 0
         self._tenant[block] = tenant
         if tenant >= len(self._tenant_blocks):
             self._tenant_blocks = np.pad(self._tenant_blocks, (0, tenant + 1 - len(self._tenant_blocks)))
@@ -172,26 +181,45 @@ class BlockPool:
             self._depth[block] = self._depth[parent] + 1
         return block
 
-    def touch(self, block: int, now_ns: int, *, hit: bool = False) -> None:
-        """Note a use of a cached block, for eviction policies."""
+    def touch(self, block: int, now_ns: int, *, hit: bool = False, keep_ns: int = 0) -> None:
+        """Note a use of a cached block, for eviction policies. It is to be kept for `keep_ns` from now on."""
         self._clock += 1
         self._used[block] = self._clock
         self._used_ns[block] = now_ns
         if hit:
             self._hits[block] += 1
+        if keep_ns:
+            self._keep_ns[block] = max(int(self._keep_ns[block]), now_ns + keep_ns)
+            self._keep_most_ns = max(self._keep_most_ns, now_ns + keep_ns)
 
     def _evict(self, need: int) -> None:
-        """Evict `need` blocks, lowest score first. A parent becomes a leaf when its last child goes."""
+        """Evict `need` blocks, lowest score first, those that are to be kept last. A parent becomes a leaf when its
+        last child goes."""
         if need > self.evictable:
             raise OutOfBlocks(f"{need} blocks to evict, {self.evictable} evictable, {self.free} free of {self.total}")
         leaves = np.flatnonzero(self._unreferenced & (self._children == 0))
-        heap = list(zip(self._score(need, leaves), leaves.tolist(), strict=True))
+        kept = self._kept()
+        heap = list(zip(kept[leaves].tolist(), self._score(need, leaves), leaves.tolist(), strict=True))
         heapq.heapify(heap)
         for left in range(need, 0, -1):
-            _, block = heapq.heappop(heap)
+            *_, block = heapq.heappop(heap)
             parent = self._forget(block)
             if parent != NO_BLOCK and self._unreferenced[parent] and self._children[parent] == 0:
-                heapq.heappush(heap, (self._score(left, np.asarray([parent]))[0], parent))
+                (score,) = self._score(left, np.asarray([parent]))
+                heapq.heappush(heap, (bool(kept[parent]), score, parent))
+
+    def _kept(self) -> Mask:
+        """Which blocks are to be kept now, shape [total]. Of every tenant that has such blocks the most recently used
+        ones, up to its equal part of `KEPT_SHARE` of the pool: nobody can keep the others out."""
+        if self._keep_most_ns <= self.now_ns:
+            return self._nothing
+        kept = self._keep_ns > self.now_ns
+        each = np.bincount(self._tenant[kept], minlength=1)
+        most = int(KEPT_SHARE * self.total / max(1, np.count_nonzero(each)))
+        for tenant in np.flatnonzero(each > most).tolist():
+            own = np.flatnonzero(kept & (self._tenant == tenant))
+            kept[own[np.argsort(-self._used[own], kind="stable")[most:]]] = False
+        return kept
 
     def _score(self, need: int, leaves: np.ndarray[tuple[int], np.dtype[np.intp]]) -> list[float]:
         view = Leaves(
@@ -202,6 +230,7 @@ class BlockPool:
             tenant=self._tenant[leaves],
             held=self._tenant_blocks.copy(),
             now_ns=self.now_ns,
+            tenants=self.tenants,
         )
         for column in (view.last_used_ns, view.last_used, view.hits, view.depth, view.tenant, view.held):
             column.flags.writeable = False
@@ -222,6 +251,7 @@ class BlockPool:
             if not siblings and parent != NO_BLOCK:
                 del self._below[parent]
         self._key[block] = None
+        self._keep_ns[block] = 0
         self._parent[block] = NO_BLOCK
         self._unreferenced[block] = False
         if parent != NO_BLOCK:

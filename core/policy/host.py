@@ -48,10 +48,13 @@ class PolicyHost:
         clock: Callable[[], int] = no_clock,
         budget_ns: int = CALL_BUDGET_NS,
         watch: Watch | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
+        """`weights` are the tenants' common ones, for policies that are set later."""
         self._policies = policies
         self._clock = clock
         self._budget_ns = budget_ns
+        self._weights = weights or {}
         self._watch = Watch() if watch is None else watch
         self._events: list[Event] = []
         self._guards = {group: Guard() for group in METHODS}
@@ -238,7 +241,7 @@ class PolicyHost:
                 raise PluginError(f"there is no group of policies {group!r}; there are {', '.join(METHODS)}")
             self._watch.named({**self._policies.names, group: name})
             self._watch.begins(group)  # a constructor may hang as well
-            policy = load_policy(group, name, options)
+            policy = load_policy(group, name, options, self._weights)
         except PluginError as error:
             self._events.append(PolicyNotSwapped(group=group, policy=name, why=str(error)))
             return

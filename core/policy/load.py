@@ -35,6 +35,9 @@ METHODS = {
 """The groups of policies, and what each is asked by."""
 
 
+_NO_WEIGHTS: Mapping[str, float] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
     """One policy of each group."""
@@ -51,13 +54,18 @@ class Policies:
 def load_policies(config: PolicyConfig) -> Policies:
     """Make the configured policies; `PluginError` says which one cannot be had, and why."""
     names = {group: getattr(config, group) for group in METHODS}
-    made = {group: load_policy(group, name, config.options.get(group, {})) for group, name in names.items()}
+    made = {
+        group: load_policy(group, name, config.options.get(group, {}), config.weights) for group, name in names.items()
+    }
     return Policies(**made, names=names)
 
 
-def load_policy(group: str, name: str, options: Mapping[str, Any]) -> Any:
-    """A policy of the group; `PluginError` if it is not installed, does not fit, or does not take the options."""
+def load_policy(group: str, name: str, options: Mapping[str, Any], weights: Mapping[str, float] = _NO_WEIGHTS) -> Any:
+    """A policy of the group; `PluginError` if it is not installed, does not fit, or does not take the options. If it
+    has an option `weights` that is not among them, the tenants' common ones are taken."""
     kind = find_policy(group, name)
+    if weights and "weights" in getattr(getattr(kind, "Options", None), "__struct_fields__", ()):
+        options = {"weights": dict(weights), **options}
     if problems := list(option_problems(kind, options)):
         raise PluginError(f"{group} policy {name!r}: " + "; ".join(f"{key}: {why}" for key, why in problems))
     return make_policy(kind, group, name, options)

@@ -67,7 +67,7 @@ class Shadow:
         """`PluginError` if the policy cannot be had."""
         self._times = _Times()
         policies = load_policies(PolicyConfig())
-        made = {group: load_policy(group, name, options), "names": {**policies.names, group: name}}
+        made = {group: load_policy(group, name, options, config.weights), "names": {**policies.names, group: name}}
         self._host = PolicyHost(
             replace(policies, **made), clock=time.perf_counter_ns, budget_ns=NO_LIMIT_NS, watch=self._times
         )

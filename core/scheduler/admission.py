@@ -112,6 +112,8 @@ class Admission:
                 sequence.choice,
                 request.asked.sampling,
                 request.asked.namespace,
+                request.asked.tenant,
+                request.asked.keep_ns,
             )
             draft.opens.append(opening)
         self._queue.remove(sequence)

@@ -185,6 +185,7 @@ class TokenizerCore:
             trace_id=submit.trace_id,
             delivered=delivered,
             finished=finished,
+            keep_ns=int(params.keep_s * 1e9),
         )
 
     def _check_grammar(self, grammar: Grammar) -> None:

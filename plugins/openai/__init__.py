@@ -20,8 +20,9 @@ What the API does where OpenAI's leaves it open:
   of these.
 - Beside OpenAI's: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `min_tokens`, `stop_token_ids`,
   `allowed_token_ids`, `bad_words` (as they are spelled at the start of a text and after a space),
-  `skip_special_tokens`, `priority`, `deadline_ms`, `continue_final_message`, `add_generation_prompt`,
-  `chat_template_kwargs`, `structured_outputs` and `guided_*`, `stream_options.continuous_usage_stats`.
+  `skip_special_tokens`, `priority`, `deadline_ms`, `cache_keep_s`, `continue_final_message`,
+  `add_generation_prompt`, `chat_template_kwargs`, `structured_outputs` and `guided_*`,
+  `stream_options.continuous_usage_stats`.
 - `best_of` chooses by the mean log-probability of the output tokens; all that were generated are counted.
 - Tool calls are read as `server.tool_parser` says, each told when it is complete: one that is cut off is text, and
   the finish is `length`. `tool_choice` required or named holds the answer to a schema; `strict` alone does not.

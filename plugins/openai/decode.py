@@ -284,6 +284,7 @@ def _asked(request: Generation, prompts: list[Prompt], limit: int | None, logpro
         bad_words=tuple(request.bad_words or ()),
         ignore_eos=bool(request.ignore_eos),
         skip_special_tokens=request.skip_special_tokens is not False,
+        keep_s=request.cache_keep_s or 0.0,
     )
     options = request.stream_options or StreamOptions()
     return Asked(

@@ -78,6 +78,8 @@ class Generation(Struct, kw_only=True):
     priority: int | None = None
     deadline_ms: Annotated[int, Meta(ge=1)] | None = None
     """By when it should be done, from its arrival on: the scheduler's policies see it."""
+    cache_keep_s: Annotated[float, Meta(ge=0, le=86400 * 30)] | None = None
+    """For how long after use its cached prefix is given up last."""
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None

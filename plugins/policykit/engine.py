@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -67,8 +67,9 @@ class Engine:
         block_size: int = 4,
         budget: int = 64,
         token_ns: int = TOKEN_NS,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
-        host = PolicyHost(policies)
+        host = PolicyHost(policies, weights=weights)
         facts = Facts(
             model_id="ghost", context=2000, vocab_size=260, block_size=block_size, total_blocks=blocks, block_bytes=8,
             cache_seed=b"",

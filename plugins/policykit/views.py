@@ -119,6 +119,7 @@ def some_leaves(n: int, *, equal: bool = False) -> Leaves:
         tenant=tenant,
         held=_ints(np.bincount(tenant, minlength=3)),
         now_ns=now_ns,
+        tenants=("ada", "bob", "cyd"),
     )
 
 

@@ -24,7 +24,7 @@ class Fair:
         output_cost: Annotated[float, msgspec.Meta(ge=0)] = 2.0
         """What one output token counts, in prompt tokens."""
         weights: dict[str, Weight] = msgspec.field(default_factory=dict)
-        """Shares by tenant name; who is not named has weight 1."""
+        """Shares by tenant name; who is not named has weight 1. Taken from `policies.weights` unless given here."""
         takeover: bool = False
         """Whether slots are taken; else a tenant waits until one is left."""
 

@@ -207,6 +207,34 @@ def test_what_is_used_least_recently_goes_first_and_leaves_before_their_parents(
     assert kv.match([*range(20, 28), 1]) == 8
 
 
+def kept_or_not(pool: BlockPool, keep: dict[int, int], *, tenants: int = 1) -> list[int]:
+    """Fills the pool with root blocks, in order of use and by turns of the tenants, of which some are to be kept for so
+    long; then evicts all, one by one, at time 100. The blocks in the order in which they went."""
+    for i in range(pool.total):
+        block = pool.allocate()
+        pool.insert(block, bytes([i]), NO_BLOCK, b"", i % tenants)
+        pool.touch(block, i, keep_ns=keep.get(i, 0))
+        pool.release(block)
+    pool.now_ns = 100
+    went = []
+    for _ in range(pool.total):
+        pool.reserve(1)
+        went.append(pool.allocate())
+    return went
+
+
+def test_what_is_to_be_kept_goes_last_and_only_for_its_time() -> None:
+    assert kept_or_not(BlockPool(8, HOST), {1: 1000, 4: 1000, 5: 50}) == [0, 2, 3, 5, 6, 7, 1, 4]
+
+
+def test_nobody_keeps_more_than_a_part_of_half_of_the_pool() -> None:
+    everything = dict.fromkeys(range(16), 1000)
+    assert kept_or_not(BlockPool(16, HOST), everything)[:8] == list(range(8)), "the latest half is kept"
+    greedy = dict.fromkeys(range(0, 16, 2), 1000) | {1: 1000}
+    went = kept_or_not(BlockPool(16, HOST), greedy, tenants=2)
+    assert went[-5:] == [1, 8, 10, 12, 14], "a quarter for the one, the single block of the other"
+
+
 def test_a_lost_scheduler_leaves_the_tree_and_no_table() -> None:
     kv = Kv()
     kv.prefill(0, 1)

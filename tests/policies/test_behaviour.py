@@ -225,9 +225,10 @@ def test_whole_cuts_no_prompt_that_fits() -> None:
 # ── eviction ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def evicted(name: str, need: int, **columns: Any) -> set[int]:
+def evicted(name: str, need: int, options: dict[str, Any] | None = None, **columns: Any) -> set[int]:
     leaves = replace(some_leaves(50, equal=True), last_used=np.arange(50, dtype=np.int64), **columns)
-    return set(np.argsort(load_policy("eviction", name, {}).rank(need, leaves), kind="stable")[:need].tolist())
+    policy = load_policy("eviction", name, options or {})
+    return set(np.argsort(policy.rank(need, leaves), kind="stable")[:need].tolist())
 
 
 def test_a_scan_does_not_wash_out_what_is_found_again() -> None:
@@ -248,6 +249,38 @@ def test_a_tenant_loses_its_excess_before_another_loses_anything() -> None:
     assert evicted("lru", 10, tenant=tenant, held=held) == set(range(10))
     assert evicted("tenant-quota", 10, tenant=tenant, held=held) == set(range(10, 20))
     assert evicted("tenant-quota", 20, tenant=tenant, held=held) == {*range(10, 25), *range(5)}
+
+
+def test_shares_of_the_cache_follow_the_weights() -> None:
+    tenant = np.where(np.arange(50) < 30, 0, 1).astype(np.int32)
+    held = np.asarray([30, 20], dtype=np.int32)
+    assert evicted("tenant-quota", 5, tenant=tenant, held=held) == set(range(5))
+    weights = {"ada": 4.0}  # ada may have 40 of the 50, bob 10
+    assert evicted("tenant-quota", 5, {"weights": weights}, tenant=tenant, held=held) == set(range(30, 35))
+
+
+def test_tenants_weights_are_said_once_for_all_policies_that_have_them() -> None:
+    both = PolicyConfig(batching="fair", eviction="tenant-quota", weights={"ada": 3.0})
+    made = load_policies(both)
+    tenant = np.where(np.arange(50) < 30, 0, 1).astype(np.int32)
+    leaves = replace(some_leaves(50, equal=True), tenant=tenant, held=np.asarray([30, 20], dtype=np.int32))
+    assert set(np.argsort(made.eviction.rank(7, leaves), kind="stable")[:7].tolist()) == set(range(30, 37))
+
+    def shares(policies: Policies, *, swapped: bool = False) -> float:
+        """Slots that ada gets, of those that both want."""
+        asked = [Asked(0, 12, 20, ("ada", "bob")[i % 2]) for i in range(40)]
+        engine = Engine(policies, slots=4, weights=both.weights)
+        if swapped:
+            engine.tell(0, SwapPolicy("batching", "fair", {}))
+        engine.run(asked)
+        first = sorted((one for one in asked), key=lambda one: one.done_ns or 0)[:16]
+        return sum(one.tenant == "ada" for one in first) / 16
+
+    assert shares(made) >= 0.65
+    assert shares(chosen(), swapped=True) >= 0.65
+    assert 0.4 <= shares(chosen(batching="fair")) <= 0.6
+    assert shares(load_policies(PolicyConfig(batching="fair", weights={"ada": 3.0},
+                                             options={"batching": {"weights": {"bob": 3.0}}}))) <= 0.35  # fmt: skip
 
 
 # ── learning, swapping ───────────────────────────────────────────────────────────────────────────

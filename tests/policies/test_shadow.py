@@ -139,7 +139,7 @@ def copy_of(number: int, answer: Selection, *, free_slots: int = 2) -> Copy:
 
 
 def test_one_that_raises_is_told_and_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadow_process, "load_policy", lambda group, name, options: Raises())
+    monkeypatch.setattr(shadow_process, "load_policy", lambda *_: Raises())
     one = Shadow("batching", "mine", {}, PolicyConfig())
     for number in range(1, 10):
         one.take(copy_of(number, IN_ORDER))
