@@ -3,7 +3,7 @@
 Structs only; `control_link` carries them for a member, `supervisor` decides them. Control never waits behind
 work: it has sockets of its own.
 
-    member ─Hello, Ready, Heartbeat, TopologyAck, Bye, AskStatus, SetPolicy, SetShadow─▶ supervisor
+    member ─Hello, Ready, Heartbeat, TopologyAck, Bye, QueueFull, AskStatus, SetPolicy, SetShadow─▶ supervisor
            ◀─Topology, Go, ClientGone, Who, Shutdown, Status, SetPolicy, SetShadow─────
 
 A link between two actors changes in this order: a Topology that shows one end down; a Topology with the new
@@ -69,6 +69,15 @@ class TopologyAck(Control, frozen=True):
 
 class Bye(Control, frozen=True):
     """A client leaves."""
+
+
+class QueueFull(Control, frozen=True, kw_only=True):
+    """What an actor sent to this peer (an actor of that generation, or the client `name`) found its queue full, and is
+    lost: it takes nothing any more, or it is far too slow."""
+
+    role: Role
+    generation: int = 0
+    name: str = ""
 
 
 class AskStatus(Control, frozen=True):
@@ -163,7 +172,7 @@ class Status(Control, frozen=True, kw_only=True):
     """What whoever runs the service should know, a sentence each."""
 
 
-ToSupervisor: TypeAlias = Hello | Ready | Heartbeat | TopologyAck | Bye | AskStatus | SetPolicy | SetShadow
+ToSupervisor: TypeAlias = Hello | Ready | Heartbeat | TopologyAck | Bye | QueueFull | AskStatus | SetPolicy | SetShadow
 ToMember: TypeAlias = Topology | Go | ClientGone | Who | Shutdown | Status | SetPolicy | SetShadow
 
 _encoder = msgspec.msgpack.Encoder()

@@ -121,6 +121,9 @@ class Shell:
         self.link.progress = Progress(counter=self._handled, busy_since_ns=time.monotonic_ns(), stats=self._stats)
 
     def _rest(self) -> None:
+        for full in self.station.full:
+            self.link.send(full)
+        self.station.full.clear()
         self._stats = self.stats()
         self.link.progress = Progress(counter=self._handled, stats=self._stats)
         timeout_ms = None

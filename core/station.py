@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from octavo.core import wire
-from octavo.core.control import ClientGone, Go, Member, ToMember, Topology, Who
+from octavo.core.control import ClientGone, Go, Member, QueueFull, ToMember, Topology, Who
 from octavo.core.links import FENCED, Links
 from octavo.core.messages import (
     PROTOCOL_VERSION,
@@ -66,6 +66,8 @@ class Station:
         self._peers: dict[Role, wire.Address] = {}
         self._clients: dict[str, wire.Address] = {}
         self._sequence = 0
+        self.full: list[QueueFull] = []
+        """Peers whose queue was found full; for the owner to report, who empties it."""
         own = wire.endpoint(run_dir, role, replica, generation) if name == "" else wire.client_endpoint(run_dir, name)
         self.mailbox = wire.Mailbox(context, own)
 
@@ -125,6 +127,9 @@ class Station:
         header = Header(PROTOCOL_VERSION, self.replica, self.role, own, generation, self._sequence, now_ns)
         if not address.send((wire.encode_header(header), body, *extra)):
             self._drop(role, name, f"its queue is full ({wire.HIGH_WATER} messages)")
+            full = QueueFull(role=role, generation=generation, name=name)
+            if full not in self.full:
+                self.full.append(full)
             return False
         return True
 

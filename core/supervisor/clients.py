@@ -44,6 +44,11 @@ class Clients:
             return []
         return [Tell(tokenizer, ClientGone(client.name))]
 
+    def lose_named(self, name: str, tokenizer: bytes | None) -> list[Action]:
+        """It takes nothing any more. If it goes on it is asked `Who`, attaches again and says what it has."""
+        identities = [identity for identity, client in self._known.items() if client.name == name]
+        return [action for identity in identities for action in self.lose(identity, tokenizer)]
+
     def expire(self, now_ns: int, timeout_s: float, tokenizer: bytes | None) -> list[Action]:
         """Those that were silent too long are gone."""
         silent = [

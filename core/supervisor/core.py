@@ -24,6 +24,7 @@ from octavo.core.control import (
     Heartbeat,
     Hello,
     Member,
+    QueueFull,
     Ready,
     SetPolicy,
     SetShadow,
@@ -163,12 +164,16 @@ class SupervisorCore:
                 return self._clients.lose(identity, self._tokenizer())
             case Heartbeat(progress):
                 known = self._clients.heard(identity, now_ns)
+                unknown = not known and (actor is None or actor.role not in MEMBERS)
+                actions: list[Action] = [Tell(identity, Who())] if unknown else []
                 if actor is not None:
                     actor.heard(progress, now_ns)
-                    return self._drained(now_ns)
-                return [] if known else [Tell(identity, Who())]
+                    actions += self._drained(now_ns)
+                return actions
             case Ready(facts):
                 return [] if actor is None else self._ready(actor, facts, now_ns)
+            case QueueFull():
+                return self._drowned(message, now_ns)
             case TopologyAck(epoch):
                 return [] if actor is None else self._acknowledged(actor, epoch)
 
@@ -185,15 +190,30 @@ class SupervisorCore:
         actions: list[Action] = self._clients.expire(now_ns, self._config.client_timeout_s, self._tokenizer())
         for actor in self.actors.values():
             why = actor.complaint(self._config, now_ns, partial(self._asked, actor.role))
-            if why is not None and actor.pid is not None:
-                actions += [
-                    Note(ActorStalled(actor=actor.name, pid=actor.pid, why=why)),
-                    Say("error", f"{actor.name} (pid {actor.pid}) is {why}: killing it"),
-                    Kill(actor.role),
-                ]
-                actor.heard_ns = actor.moved_ns = actor.started_ns = now_ns  # its exit is on its way
-                actor.killed_for = why
+            if why is not None:
+                actions += self._kill(actor, why, now_ns)
         return [*actions, *self._drained(now_ns)]
+
+    def _kill(self, actor: Actor, why: str, now_ns: int) -> list[Action]:
+        if actor.pid is None:
+            return []
+        actor.heard_ns = actor.moved_ns = actor.started_ns = now_ns  # its exit is on its way
+        actor.killed_for = why
+        return [
+            Note(ActorStalled(actor=actor.name, pid=actor.pid, why=why)),
+            Say("error", f"{actor.name} (pid {actor.pid}) is {why}: killing it"),
+            Kill(actor.role),
+        ]
+
+    def _drowned(self, full: QueueFull, now_ns: int) -> list[Action]:
+        """Messages to this peer were lost. What it is missing nobody knows, so its state is given up as if it had died:
+        clients resubmit, and nothing waits for ever for what never came."""
+        if full.name:
+            return self._clients.lose_named(full.name, self._tokenizer())
+        actor = self.actors[full.role]
+        if actor.generation != full.generation or actor.killed_for:
+            return []  # it is dead or dying already
+        return self._kill(actor, "too far behind: its queue is full", now_ns)
 
     def drain(self, now_ns: int) -> list[Action]:
         """Finish what there is, take nothing new, then stop. Asked again: stop at once."""

@@ -17,6 +17,7 @@ from octavo.core.control import (
     Heartbeat,
     Hello,
     Progress,
+    QueueFull,
     Ready,
     Shutdown,
     Topology,
@@ -283,6 +284,32 @@ def test_the_tokenizer_hears_of_a_client_that_leaves_or_falls_silent(service: Se
     assert gone(service.pass_time(2)) == expected
     late = service.do(service.core.heard(CLIENT, Heartbeat(Progress()), service.now_ns))
     assert [a.message for a in late if isinstance(a, Tell)] == [Who()]
+
+
+def test_an_actor_whose_queue_is_full_is_killed_once(service: Service) -> None:
+    """What it is missing nobody knows: only its clients do, who will resubmit."""
+    full = QueueFull(role=Role.SCHEDULER, generation=service.generations()[Role.SCHEDULER])
+    assert "queue is full" in killed(service.say(Role.TOKENIZER, full))[Role.SCHEDULER]
+    assert killed(service.say(Role.TOKENIZER, full)) == {}, "it is dying already"
+    service.die(Role.SCHEDULER)
+    service.load(Role.SCHEDULER)
+    assert killed(service.say(Role.TOKENIZER, full)) == {}, "that was another state"
+
+
+def test_a_client_whose_queue_is_full_attaches_again(service: Service) -> None:
+    attach(service)
+    lost = service.say(Role.TOKENIZER, QueueFull(role=Role.CLIENT, name="chat"))
+    assert gone(lost) == [(service.identity(Role.TOKENIZER), "chat")]
+    assert gone(service.say(Role.TOKENIZER, QueueFull(role=Role.CLIENT, name="chat"))) == []
+    late = service.do(service.core.heard(CLIENT, Heartbeat(Progress()), service.now_ns))
+    assert [a.message for a in late if isinstance(a, Tell)] == [Who()]
+
+
+def test_the_gateway_too(service: Service) -> None:
+    assert gone(service.say(Role.TOKENIZER, QueueFull(role=Role.CLIENT, name="gateway")))
+    assert [a.message for a in service.beat(Role.GATEWAY) if isinstance(a, Tell)] == [Who()]
+    service.load(Role.GATEWAY)
+    assert [a for a in service.beat(Role.GATEWAY) if isinstance(a, Tell)] == []
 
 
 def test_the_gateways_death_is_its_clients(service: Service) -> None:

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from octavo.core import wire
-from octavo.core.control import READY, ClientGone, Go, Member, Topology
+from octavo.core.control import READY, ClientGone, Go, Member, QueueFull, Topology
 from octavo.core.links import FENCED
 from octavo.core.messages import Attach, Cancel, KvState, Matched, Params, PeerDown, PeerUp, Role, Submit, Text, encode
 from octavo.core.station import Arrival, Station
@@ -119,6 +119,8 @@ def test_a_queue_that_is_full_is_reported_and_blocks_nobody(net: Net) -> None:
         assert sent <= wire.HIGH_WATER
     assert sent == wire.HIGH_WATER
     assert "full" in net.dropped[0].why
+    assert not kv.send(Role.SCHEDULER, STATE)
+    assert kv.full == [QueueFull(role=Role.SCHEDULER, generation=1)], "whatever is lost, it is one fault"
 
 
 def test_what_waits_for_a_dead_generation_never_reaches_its_successor(net: Net) -> None:
