@@ -279,6 +279,16 @@ class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cached: int
 
 
+class Stages(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How long a choice was in each stage, in ns, as the scheduler saw it: until its first slot, until its first token,
+    and until its last; a stage that it did not reach took nothing."""
+
+    queue_ns: int
+    prefill_ns: int
+    decode_ns: int
+    preemptions: int
+
+
 class Times(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """When a choice's rows went, as whoever handles them saw it; since the request was received, in ns. `rows` with
     ids, the first at `first_ns` and the last at `last_ns`, never more than `longest_ns` apart; the end at `end_ns`.
@@ -315,6 +325,8 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     prompt_logprobs: list[TextLogprob] | None = None
     times: Times | None = None
     """Of the whole choice, with its last row; None if an earlier attempt delivered some of it."""
+    stages: Stages | None = None
+    """With the last row; None where the tokenizer ended the choice, at a stop string or for a client that left."""
 
 
 class Accepted(Message):
@@ -390,6 +402,7 @@ class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
     attempt: int
     reason: str
     detail: str
+    stages: Stages | None = None
 
 
 class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):

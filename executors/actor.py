@@ -6,6 +6,7 @@ computes everything anew.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from pathlib import Path
 
 import msgspec
@@ -20,11 +21,16 @@ from octavo.core.work import step_work
 from octavo.executors.choice import load_executor
 from octavo.executors.moments import GROWTH, WARM_STEPS, Moment, measure
 
+SIZES = (1, 8, 32, 128, 512, 2048)
+"""Steps are counted by the tokens that they computed, up to each of these, and more."""
+SIZE_NAMES = (*(f"steps_of_{most}" for most in SIZES), "steps_of_more")
+
 
 class ExecutorActor(Shell):
     def __init__(self, config: Config, run_dir: Path, generation: int) -> None:
         super().__init__(config, run_dir, Role.EXECUTOR, generation)
-        self._steps = self._tokens = 0
+        self._steps = self._tokens = self._computed = 0
+        self._sizes = [0] * len(SIZE_NAMES)
         self._next_moment = WARM_STEPS
         self.events.emit(measure("before_load", 0, None))
         chosen = load_executor(config, run_dir, first=generation == 1)
@@ -48,6 +54,8 @@ class ExecutorActor(Shell):
         result = self._executor.execute(plan, bind)
         self._steps += 1
         self._tokens += len(result.tokens)
+        work = step_work(plan, bind)
+        self._count(work.prefill_tokens + work.decodes)
         self.station.send(Role.SCHEDULER, encode(result), dest_gen=plan.scheduler_gen)
         self.events.emit(
             StepExecuted(
@@ -56,7 +64,7 @@ class ExecutorActor(Shell):
                 tokens=len(result.tokens),
                 started_ns=result.started_ns,
                 execute_ns=result.finished_ns - result.started_ns,
-                **step_work(plan, bind)._asdict(),
+                **work._asdict(),
             )
         )
         if self._steps == self._next_moment:
@@ -64,8 +72,13 @@ class ExecutorActor(Shell):
             self.events.emit(measure(moment, self._steps, self._executor.facts))
             self._next_moment *= GROWTH
 
+    def _count(self, computed: int) -> None:
+        self._computed += computed
+        self._sizes[bisect_left(SIZES, computed)] += 1
+
     def stats(self) -> dict[str, int]:
-        return {"steps": self._steps, "tokens": self._tokens}
+        sizes = dict(zip(SIZE_NAMES, self._sizes, strict=True))
+        return {"steps": self._steps, "tokens": self._tokens, "computed": self._computed, **sizes}
 
 
 def run(config: Config, run_dir: Path, generation: int) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 import anyio
 import msgspec
 
-from octavo.core.messages import Row, TextLogprob, Times, Usage
+from octavo.core.messages import Row, Stages, TextLogprob, Times, Usage
 from octavo.core.pace import Pace
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class Piece(msgspec.Struct, frozen=True):
     reason: str
     usage: Usage | None
     prompt_logprobs: list[TextLogprob] | None = None
+    stages: Stages | None = None
+    """How long the choice was in each stage, with its last piece, where the scheduler ended it."""
 
 
 class TakenChoice(NamedTuple):
@@ -249,6 +251,7 @@ class Stream:
             row.reason,
             row.usage,
             row.prompt_logprobs,
+            row.stages,
         )
         if not self._hold(piece):
             return

@@ -35,6 +35,7 @@ def stats(core: KvCore) -> dict[str, int]:
     pool = core.pool
     return {
         "total_blocks": pool.total,
+        "block_size": core.block_size,
         "free_blocks": pool.free,
         "cached_blocks": pool.cached,
         "used_blocks": pool.total - pool.available,

@@ -143,6 +143,11 @@ class KvCore:
                 raise TypeError(f"the KV-manager takes no {type(message).__name__}")
 
     @property
+    def block_size(self) -> int:
+        """In tokens."""
+        return self._block_size
+
+    @property
     def cached_by_namespace(self) -> dict[str, int]:
         """Blocks in the prefix tree by the first bytes of their namespace, of those with the most."""
         most = sorted(zip(self.pool.tenant_blocks, self._tenants, strict=False), reverse=True)[:SHOWN_NAMESPACES]

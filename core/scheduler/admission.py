@@ -119,6 +119,7 @@ class Admission:
         self._queue.remove(sequence)
         sequence.state, sequence.slot, sequence.open_id = State.RESIDENT, slot, self._open_id
         sequence.blocked = ""
+        sequence.admitted_ns = sequence.admitted_ns or draft.now_ns
         if sequence.cached < 0:
             sequence.cached = start
         draft.events.append(

@@ -67,7 +67,7 @@ class Book:
             return
         computes = sequence.request.computes_prompt
         sequence.hint = 0 if computes else min(answer.cached, len(sequence.tokens) - 1)
-        self.queue.changed()
+        self.queue.changed(sequence)
         self.outbox.events.append(
             RequestMatched(
                 request_id=sequence.request.id,
@@ -108,7 +108,7 @@ class Book:
                 total_ns=now_ns - request.arrival_ns,
             )
         if rows is not None:
-            rows.end(sequence, reason, detail)
+            rows.end(sequence, reason, detail, now_ns)
         self.outbox.events.append(
             RequestFinished(
                 request_id=request.id,

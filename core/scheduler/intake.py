@@ -197,7 +197,7 @@ class Intake:
             if missing := sequence.tokens[prompt + have :]:
                 rows.add(sequence, have, missing, sequence.logprobs_from(have))
             if sequence.state is State.DONE:
-                rows.end(sequence, sequence.finish, "")
+                rows.end(sequence, sequence.finish, "", now_ns)
         book.outbox.send_rows(0, rows)
         book.forget_if_done(request)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.core.messages import Col, Deltas, End, PromptLogprobs, TokenLogprob, col
+from octavo.core.messages import Col, Deltas, End, PromptLogprobs, Stages, TokenLogprob, col
 from octavo.core.scheduler.sequence import Request, Sequence
 
 INDEX = 3
@@ -49,11 +49,12 @@ class Rows:
         if not request.orphan:
             self._prompts.append(PromptLogprobs(request.handle, request.attempt, request.prompt_logprobs))
 
-    def end(self, sequence: Sequence, reason: str, detail: str) -> None:
+    def end(self, sequence: Sequence, reason: str, detail: str, now_ns: int) -> None:
         """Nothing more comes for this choice."""
         request = sequence.request
         if not request.orphan:
-            self._ends.append(End(request.handle, sequence.choice, request.attempt, reason, detail))
+            stages = _stages(sequence, now_ns)
+            self._ends.append(End(request.handle, sequence.choice, request.attempt, reason, detail, stages))
 
     def message(self, step: int) -> Deltas | None:
         """What was collected, or None if there is nothing to say."""
@@ -74,3 +75,15 @@ def row(sequence: Sequence, index: int, n: int) -> tuple[int, int, int, int, int
     """A row's columns: handle, choice, attempt, index, n, cached."""
     request = sequence.request
     return request.handle, sequence.choice, request.attempt, index, n, max(0, sequence.cached)
+
+
+def _stages(sequence: Sequence, now_ns: int) -> Stages:
+    """Of a choice that ends now."""
+    admitted_ns = sequence.admitted_ns or now_ns
+    first_ns = sequence.first_ns or now_ns
+    return Stages(
+        queue_ns=max(0, admitted_ns - sequence.request.arrival_ns),
+        prefill_ns=max(0, first_ns - admitted_ns),
+        decode_ns=max(0, now_ns - first_ns),
+        preemptions=sequence.preemptions,
+    )

@@ -76,6 +76,8 @@ class Sequence:
     """The resource that it was last said to wait for."""
     cached: int = -1
     """Tokens that its first admission found in the tree (or in its parent)."""
+    admitted_ns: int = 0
+    """When it first took a slot."""
     first_ns: int = 0
     """When its first output came, if it came to this scheduler."""
     preemptions: int = 0

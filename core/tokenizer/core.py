@@ -41,6 +41,7 @@ from octavo.core.messages import (
     Refused,
     Role,
     Row,
+    Stages,
     Stop,
     Submit,
     Taken,
@@ -347,7 +348,7 @@ class TokenizerCore:
             return
         live.unanswered = None
         reason = "stop" if choice.flush() else end.reason
-        self._finish(live, end.choice, reason, end.detail)
+        self._finish(live, end.choice, reason, end.detail, end.stages)
 
     def _deliver(self, live: Live, number: int, choice: Choice) -> None:
         index, ids, text, logprobs = choice.collect()
@@ -360,7 +361,7 @@ class TokenizerCore:
             )
             self._row(live.client, row)
 
-    def _finish(self, live: Live, number: int, finish: str, detail: str = "") -> None:
+    def _finish(self, live: Live, number: int, finish: str, detail: str = "", stages: Stages | None = None) -> None:
         """The choice's last row."""
         choice = live.choices.pop(number)
         index, ids, text, logprobs = choice.collect()
@@ -370,7 +371,19 @@ class TokenizerCore:
             pace.row(self._now_ns)
         times = pace.end(self._now_ns) if pace is not None else None
         row = Row(
-            live.request_id, number, live.attempt, index, ids, text, finish, detail, usage, logprobs, prompt, times
+            live.request_id,
+            number,
+            live.attempt,
+            index,
+            ids,
+            text,
+            finish,
+            detail,
+            usage,
+            logprobs,
+            prompt,
+            times,
+            stages,
         )
         self._row(live.client, row)
         self._events.append(

@@ -60,6 +60,22 @@ class Counter(Family):
             yield Sample("", self.labels(value), total)
 
 
+class Shares(Counter):
+    """A counter whose label values are not known beforehand: the first `most` of them (and none at all, "") have a
+    total of their own, all further ones share `other`."""
+
+    OTHER = "other"
+
+    def __init__(self, name: str, text: str, label: str, most: int) -> None:
+        super().__init__(name, text, label, ("", self.OTHER))
+        self._most = most
+
+    def add(self, amount: float = 1, value: str = "") -> None:
+        if value not in self._totals and len(self._totals) < self._most + 2:
+            self._totals[value] = 0.0
+        super().add(amount, value if value in self._totals else self.OTHER)
+
+
 class Gauge(Family):
     """As it was last set."""
 
@@ -106,6 +122,15 @@ class Histogram(Family):
             yield Sample("_bucket", {"le": _number(bound)}, below)
         yield Sample("_sum", {}, self.sum)
         yield Sample("_count", {}, below)
+
+
+class Cumulative(Histogram):
+    """A histogram that somebody else fills, told how much it grew."""
+
+    def add(self, counts: Iterable[int], total: float) -> None:
+        """How many values more there are in each bucket, and their sum."""
+        self._counts = [known + more for known, more in zip(self._counts, counts, strict=True)]
+        self.sum += total
 
 
 def render(families: Iterable[Family], common: dict[str, str]) -> str:

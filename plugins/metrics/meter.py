@@ -12,13 +12,20 @@ from typing import Any, Protocol
 
 from octavo.core.client.stream import Piece, RequestRefused, ServiceUnavailable, Stream
 from octavo.core.messages import Params, Prompt
-from octavo.plugins.metrics.families import Counter, Family, Gauge, Histogram
+from octavo.plugins.metrics.families import Counter, Family, Gauge, Histogram, Shares
 
 OUTCOMES = ("stop", "length", "cancelled", "error", "refused", "unavailable")
 """Of several choices the one counts that is furthest to the right, but a request that its client left is cancelled."""
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+COUNTS = tuple(2**i for i in range(18))
+FEW = (1, 2, 4, 8, 16, 32)
+TENANTS = 30
+"""Tenants that are counted apart."""
+_SCHEDULER = " Not of those that a stop string ended: the scheduler does not time them."
 
 
 class Opens(Protocol):
@@ -45,6 +52,36 @@ class Numbers:
             "octavo_inter_token_seconds", "Between two deliveries of tokens of a choice.", TOKEN_SECONDS
         )
         self.e2e = Histogram("octavo_request_seconds", "From asked to the end, of finished requests.", SECONDS)
+        self.tpot = Histogram(
+            "octavo_time_per_output_token_seconds",
+            "Of a choice with several tokens: from its first to its last, by the tokens after the first.",
+            TOKEN_SECONDS,
+        )
+        self.queue = Histogram("octavo_queue_seconds", "Of a choice: until it had a slot." + _SCHEDULER, SECONDS)
+        self.prefill = Histogram(
+            "octavo_prefill_seconds", "Of a choice: from its first slot to its first token." + _SCHEDULER, SECONDS
+        )
+        self.decode = Histogram(
+            "octavo_decode_seconds", "Of a choice: from its first token to its last." + _SCHEDULER, SECONDS
+        )
+        self.inference = Histogram(
+            "octavo_inference_seconds", "Of a choice: from its first slot to its last token." + _SCHEDULER, SECONDS
+        )
+        self.prompts = Histogram("octavo_request_prompt_tokens", "Prompt tokens of a request.", COUNTS)
+        self.outputs = Histogram("octavo_request_output_tokens", "Output tokens of a choice.", COUNTS)
+        self.asked_n = Histogram("octavo_request_n", "Choices that a request asked for.", FEW)
+        self.asked_tokens = Histogram(
+            "octavo_request_max_tokens", "The most tokens a choice that a request asked for, if it said so.", COUNTS
+        )
+        self.sent_back = Histogram(
+            "octavo_request_preemptions", "How often a choice was preempted." + _SCHEDULER, (0, *FEW)
+        )
+        self.tenant_requests = Shares(
+            "octavo_tenant_requests_total", "Requests by tenant; those of later tenants are other.", "tenant", TENANTS
+        )
+        self.tenant_output = Shares(
+            "octavo_tenant_output_tokens_total", "Tokens delivered, by tenant.", "tenant", TENANTS
+        )
 
     def families(self) -> list[Family]:
         return list(vars(self).values())
@@ -61,7 +98,7 @@ class Meter:
         return getattr(self._engine, name)
 
     async def generate(self, prompt: Prompt, params: Params, **about: Any) -> Stream:
-        watch = Watch(self._numbers, params.n)
+        watch = Watch(self._numbers, params, about.get("tenant", ""))
         try:
             stream = await self._engine.generate(prompt, params, **about)
         except ServiceUnavailable:
@@ -74,14 +111,21 @@ class Meter:
 class Watch:
     """Follows one request; told of every piece as its consumer takes it, and of the end."""
 
-    def __init__(self, numbers: Numbers, n: int) -> None:
+    def __init__(self, numbers: Numbers, params: Params, tenant: str) -> None:
         self._numbers = numbers
+        self._tenant = tenant
         self._asked_s = time.monotonic()
-        self._open_choices = n
+        self._open_choices = params.n
         self._outcome = "stop"
+        self._first_s: dict[int, float] = {}
         self._last_s: dict[int, float] = {}
+        self._tokens: dict[int, int] = {}
         self._over = False
         numbers.requests.add()
+        numbers.tenant_requests.add(value=tenant)
+        numbers.asked_n.observe(params.n)
+        if params.max_tokens is not None:
+            numbers.asked_tokens.observe(params.max_tokens)
         self._show_open()
 
     def piece(self, piece: Piece) -> None:
@@ -92,17 +136,34 @@ class Watch:
                 numbers.ttft.observe(now_s - self._asked_s)
             elif piece.choice in self._last_s:
                 numbers.itl.observe(now_s - self._last_s[piece.choice])
+            self._first_s.setdefault(piece.choice, now_s)
             self._last_s[piece.choice] = now_s
+            self._tokens[piece.choice] = self._tokens.get(piece.choice, 0) + len(piece.ids)
             numbers.output.add(len(piece.ids))
+            numbers.tenant_output.add(len(piece.ids), self._tenant)
         if piece.finish is not None:
             self._outcome = max(self._outcome, piece.finish, key=OUTCOMES.index)
             self._open_choices -= 1
-            if piece.usage is not None and piece.choice == 0:
-                numbers.prompt.add(piece.usage.prompt)
-                numbers.cached.add(piece.usage.cached)
+            self._choice_over(piece)
             if not self._open_choices:
                 numbers.e2e.observe(now_s - self._asked_s)
                 self.over(self._outcome)
+
+    def _choice_over(self, piece: Piece) -> None:
+        numbers, tokens = self._numbers, self._tokens.get(piece.choice, 0)
+        if piece.usage is not None and piece.choice == 0:
+            numbers.prompt.add(piece.usage.prompt)
+            numbers.cached.add(piece.usage.cached)
+            numbers.prompts.observe(piece.usage.prompt)
+        numbers.outputs.observe(tokens)
+        if tokens > 1:
+            numbers.tpot.observe((self._last_s[piece.choice] - self._first_s[piece.choice]) / (tokens - 1))
+        if (stages := piece.stages) is not None:
+            numbers.queue.observe(stages.queue_ns / 1e9)
+            numbers.prefill.observe(stages.prefill_ns / 1e9)
+            numbers.decode.observe(stages.decode_ns / 1e9)
+            numbers.inference.observe((stages.prefill_ns + stages.decode_ns) / 1e9)
+            numbers.sent_back.observe(stages.preemptions)
 
     def left(self, error: Exception | None) -> None:
         """The stream was left, before its end perhaps."""

@@ -54,6 +54,20 @@ class _Usage(Family):
         yield Sample("", {}, used / total if total else 0.0)
 
 
+class _CacheConfig(Family):
+    """1, with the size of the pool in its labels."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, service: Service) -> None:
+        super().__init__(name, "The KV pool: tokens in a block, and how many blocks there are.")
+        self._service = service
+
+    def samples(self) -> Iterator[Sample]:
+        size, total = (next(gauge.samples()).value for gauge in (self._service.block_size, self._service.total))
+        yield Sample("", {"block_size": f"{size:.0f}", "num_gpu_blocks": f"{total:.0f}"}, 1)
+
+
 def vllm(numbers: Numbers, service: Service) -> list[Family]:
     """Everything that has a name there."""
     return [
@@ -70,4 +84,18 @@ def vllm(numbers: Numbers, service: Service) -> list[Family]:
         _Renamed("vllm:time_to_first_token_seconds", numbers.ttft),
         _Renamed("vllm:inter_token_latency_seconds", numbers.itl),
         _Renamed("vllm:e2e_request_latency_seconds", numbers.e2e),
+        _Renamed("vllm:request_time_per_output_token_seconds", numbers.tpot),
+        _Renamed("vllm:request_queue_time_seconds", numbers.queue),
+        _Renamed("vllm:request_prefill_time_seconds", numbers.prefill),
+        _Renamed("vllm:request_decode_time_seconds", numbers.decode),
+        _Renamed("vllm:request_inference_time_seconds", numbers.inference),
+        _Renamed("vllm:request_prompt_tokens", numbers.prompts),
+        _Renamed("vllm:request_generation_tokens", numbers.outputs),
+        _Renamed("vllm:request_params_n", numbers.asked_n),
+        _Renamed("vllm:request_params_max_tokens", numbers.asked_tokens),
+        _Renamed("vllm:request_num_preemptions", numbers.sent_back),
+        _Renamed("vllm:prompt_tokens_cached_total", numbers.cached),
+        _Renamed("vllm:admission_rejections_total", numbers.outcomes, only="refused"),
+        _Renamed("vllm:iteration_tokens_total", service.step_tokens),
+        _CacheConfig("vllm:cache_config_info", service),
     ]

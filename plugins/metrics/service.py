@@ -20,7 +20,7 @@ from octavo.core.control import ActorStatus, Status
 from octavo.core.rundir import read
 from octavo.core.supervisor.status import ask
 from octavo.plugins.metrics.dashboard import Dashboard
-from octavo.plugins.metrics.families import CONTENT_TYPE, Counter, Family, Gauge, render
+from octavo.plugins.metrics.families import CONTENT_TYPE, Counter, Cumulative, Family, Gauge, render
 from octavo.plugins.metrics.meter import Meter, Numbers, Opens
 from octavo.plugins.metrics.names import vllm
 
@@ -32,6 +32,8 @@ BLOCKS = ("free", "cached", "used")
 GUESSES = ("accepted", "wasted")
 PLACES = ("1", "2", "3", "4", "5", "6", "7", "8")
 """In a draft."""
+STEP_TOKENS = (1, 8, 32, 128, 512, 2048)
+"""As the executor counts its steps."""
 SERVICE = ("starting", "ready", "degraded", "draining")
 
 Ask = Callable[[], Status | None]
@@ -54,6 +56,8 @@ class Service:
             BLOCKS,
         )
         self.total = Gauge("octavo_kv_blocks_pool", "Blocks that there are.")
+        self.block_size = Gauge("octavo_kv_block_size", "Tokens in a block.")
+        self.step_tokens = Cumulative("octavo_step_tokens", "Tokens that a step computed.", STEP_TOKENS)
         self.steps = Counter("octavo_steps_total", "Steps that the executor has run.")
         self.preemptions = Counter("octavo_preemptions_total", "Sequences that had to give up their slot.")
         self.drafted = Counter(
@@ -105,9 +109,13 @@ class Service:
                 for state, count in zip(BLOCKS, (free, total - free - used, used), strict=True):
                     self.blocks.set(count, state)
                 self.total.set(total)
+                self.block_size.set(stats.get("block_size", 0))
                 self.evicted.add(self._growth(actor, "evicted", stats.get("evicted_blocks", 0), actor.pid))
             case "executor":
                 self.steps.add(self._growth(actor, "steps", stats.get("steps", 0), actor.pid))
+                names = [*(f"steps_of_{most}" for most in STEP_TOKENS), "steps_of_more"]
+                grown = [self._growth(actor, name, stats.get(name, 0), actor.pid) for name in names]
+                self.step_tokens.add(grown, self._growth(actor, "computed", stats.get("computed", 0), actor.pid))
 
     def _growth(self, actor: ActorStatus, what: str, value: int, pid: int | None) -> int:
         """How much more than last time; all of it, where counting began anew."""

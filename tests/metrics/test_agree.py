@@ -166,11 +166,23 @@ def test_what_was_measured_is_counted_alike(counted: Counted) -> None:
     assert len(gave) == page["octavo_time_to_first_token_seconds_count{}"] == clients["finished"]
     gaps = sum(event.rows - 1 for event in of(run, RequestTaken))
     assert gaps == page["octavo_inter_token_seconds_count{}"] > 0
+    several = sum(event.tokens > 1 for event in of(run, RequestTaken))
+    assert several == page["octavo_time_per_output_token_seconds_count{}"] > 0
+    assert page["octavo_request_prompt_tokens_count{}"] == clients["finished"]
+    for stage in ("queue", "prefill", "decode", "inference"):
+        assert page[f"octavo_{stage}_seconds_count{{}}"] == clients["choices"]
+    assert page["octavo_request_output_tokens_sum{}"] == clients["output"]
+    assert page["octavo_request_preemptions_sum{}"] == page["octavo_preemptions_total{}"]
+    assert page["octavo_request_n_count{}"] == clients["requests"]
+    tenants = [value for name, value in page.items() if name.startswith("octavo_tenant_requests_total")]
+    assert sum(tenants) == clients["requests"]
 
 
 def test_the_engines_own_numbers_are_those_of_its_events(counted: Counted) -> None:
     page, run, _ = counted
-    assert page["octavo_steps_total{}"] == len(of(run, StepExecuted))
+    executed = of(run, StepExecuted)
+    assert page["octavo_steps_total{}"] == page["octavo_step_tokens_count{}"] == len(executed)
+    assert page["octavo_step_tokens_sum{}"] == sum(event.prefill_tokens + event.decodes for event in executed)
     assert page["octavo_preemptions_total{}"] == len(of(run, RequestPreempted))
     assert page["octavo_kv_evicted_blocks_total{}"] == sum(event.blocks for event in of(run, KvEvicted)) > 0
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.plugins.metrics.families import Counter, Gauge, Histogram, render
+from octavo.plugins.metrics.families import Counter, Cumulative, Gauge, Histogram, Shares, render
 
 
 def test_a_page_reads_as_the_format_says() -> None:
@@ -42,6 +42,22 @@ def test_a_label_value_must_be_known_beforehand(family: Counter | Gauge) -> None
     with pytest.raises(KeyError):
         (family.add if isinstance(family, Counter) else family.set)(1, "b")
     assert [sample.labels for sample in family.samples()] == [{"l": "a"}]
+
+
+def test_label_values_that_come_later_are_bounded() -> None:
+    shares = Shares("s_total", "s", "tenant", 2)
+    for tenant in ("a", "b", "", "c", "d", "a"):
+        shares.add(1, tenant)
+    assert {sample.labels["tenant"]: sample.value for sample in shares.samples()} == {
+        "": 1, "other": 2, "a": 2, "b": 1
+    }  # fmt: skip
+
+
+def test_a_histogram_of_somebody_else_grows_by_what_is_told() -> None:
+    histogram = Cumulative("h", "h", (1, 8))
+    histogram.add([1, 2, 0], 9)
+    histogram.add([0, 0, 1], 100)
+    assert [sample.value for sample in histogram.samples()] == [1, 3, 4, 109, 4]
 
 
 @given(st.lists(st.floats(0, 100), max_size=50), st.lists(st.floats(0.01, 99), min_size=1, max_size=10, unique=True))

@@ -125,6 +125,27 @@ def test_vllms_names_tell_the_same(served: Daemon) -> None:
     assert theirs['vllm:request_success_total{finished_reason="length"}'] > 0
     assert {"vllm:num_requests_running{}", "vllm:num_requests_waiting{}"} <= theirs.keys()
     assert 0 <= theirs["vllm:kv_cache_usage_perc{}"] <= 1
+    assert theirs['vllm:cache_config_info{block_size="4",num_gpu_blocks="1024"}'] == 1
+
+
+VLLM = {
+    "counters": "prompt_tokens generation_tokens prefix_cache_queries prefix_cache_hits num_preemptions "
+    "request_success prompt_tokens_cached admission_rejections spec_decode_num_accepted_tokens",
+    "gauges": "num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info",
+    "histograms": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
+    "e2e_request_latency_seconds request_queue_time_seconds request_inference_time_seconds "
+    "request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens "
+    "iteration_tokens_total request_params_n request_params_max_tokens request_num_preemptions",
+}
+"""What dashboards, routers and endpoint pickers made for vLLM 0.32 read."""
+
+
+def test_every_name_of_vllm_is_there_and_the_same_in_every_mode(served: Daemon) -> None:
+    names = {key.partition("{")[0].removeprefix("vllm:") for key in scrape(served, "?names=vllm")}
+    wanted = {f"{name}_total" for name in VLLM["counters"].split()} | set(VLLM["gauges"].split())
+    for name in VLLM["histograms"].split():
+        wanted |= {f"{name}_bucket", f"{name}_sum", f"{name}_count"}
+    assert wanted <= names
 
 
 # ── without a daemon ─────────────────────────────────────────────────────────────────────────────
