@@ -47,7 +47,9 @@ class CoreActor(Shell, Generic[C]):
         self._policies: dict[str, SwapPolicy] = {}
         """What was set since the start, by group: for the cores of later generations."""
         self._recorder = (
-            Recorder(run_dir, role, self.events) if config.trace.record and role in (Role.SCHEDULER, Role.KV) else None
+            Recorder(run_dir, role, self.events, config.trace.record_bytes)
+            if config.trace.record and role in (Role.SCHEDULER, Role.KV)
+            else None
         )
 
     def run(self) -> None:

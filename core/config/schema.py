@@ -129,6 +129,8 @@ class TraceConfig(Section, frozen=True):
     """Also the events of every step (`step.*`), not only those of requests and actors."""
     record: bool = False
     """Also all that the scheduler and the KV-manager are told, prompts included: for `octavo replay`."""
+    record_bytes: Positive = 1024 * 1024 * 1024
+    """Longest recording of each of the two; it ends there, with the event `record.ended`, and the run goes on."""
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe line of the ordinary log on standard error."""
 

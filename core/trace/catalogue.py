@@ -455,6 +455,12 @@ class WireDropped(Event, frozen=True, kw_only=True, tag="wire.dropped"):
     why: str
 
 
+class RecordEnded(Event, frozen=True, kw_only=True, tag="record.ended"):
+    """The actor's recording has reached `trace.record_bytes`: what came until then, `bytes` of it, can be replayed."""
+
+    bytes: int
+
+
 class ServiceState(Event, frozen=True, kw_only=True, tag="service.state"):
     """The service as a whole is starting, ready, degraded, draining, stopped or failed."""
 

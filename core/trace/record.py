@@ -2,7 +2,8 @@
 
 A file an actor, of length-prefixed msgpack frames: `Started` when a core was made (anew for every generation), then an
 `Applied` for every message it took. What it answered is kept as a digest. A full queue loses frames, and with them the
-replay from there on: a `Lost` says so.
+replay from there on: a `Lost` says so. A recording ends at a bound, for the rest of the run: it would fill the disk of
+whoever forgot it. What there is of it is replayed as any other.
 
     record-scheduler-0.bin:  length (4 bytes, little-endian) | frame | length | frame | …
 
@@ -23,6 +24,7 @@ import msgspec
 
 from octavo.core.machine import Outputs
 from octavo.core.messages import Body, Facts, Message, Role, decode, encode
+from octavo.core.trace.catalogue import RecordEnded
 from octavo.core.trace.emit import Emitter
 
 _LENGTH = struct.Struct("<I")
@@ -93,17 +95,21 @@ def _whole(path: Path) -> int:
 
 
 class Recorder:
-    """One actor's recording. Does nothing but hand over: `emitter`'s thread writes."""
+    """One actor's recording, of at most `limit` bytes. Does nothing but hand over: `emitter`'s thread writes."""
 
-    def __init__(self, run_dir: Path, role: Role, emitter: Emitter) -> None:
+    def __init__(self, run_dir: Path, role: Role, emitter: Emitter, limit: int) -> None:
         self._emitter = emitter
+        self._limit = limit
+        self._full = False
+        """Set by the writer: the frame that found no room was the end."""
+        self._told = False
         self._lost = 0
         self._readings: list[int] = []
         path = record_path(run_dir, role)
         path.touch(mode=0o600)
         self._file = path.open("r+b", buffering=0)
         self._file.truncate(_whole(path))  # a process that died while it wrote
-        self._file.seek(0, os.SEEK_END)
+        self._size = self._file.seek(0, os.SEEK_END)
 
     def started(self, generation: int, facts: Facts) -> None:
         self._put(lambda: self._write(Started(generation, facts)))
@@ -124,6 +130,11 @@ class Recorder:
         self._file.close()
 
     def _put(self, write: Writing) -> None:
+        if self._full:
+            if not self._told:
+                self._emitter.emit(RecordEnded(bytes=self._size))
+                self._told = True
+            return
         if self._lost and self._emitter.defer(self._confession(self._lost)):
             self._lost = 0
         if self._lost or not self._emitter.defer(write):
@@ -134,4 +145,7 @@ class Recorder:
 
     def _write(self, frame: Frame) -> None:
         body = msgspec.msgpack.encode(frame)
-        self._file.write(_LENGTH.pack(len(body)) + body)
+        if self._full or self._size + _LENGTH.size + len(body) > self._limit:
+            self._full = True
+            return
+        self._size += self._file.write(_LENGTH.pack(len(body)) + body)

@@ -14,6 +14,7 @@ from octavo.core.config.schema import TraceConfig
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import Facts, Matched, PeerUp, Role, Tick, encode
 from octavo.core.trace.emit import Emitter
+from octavo.core.trace.read import lines
 from octavo.core.trace.record import Applied, Lost, Recorder, Started, digest, frames, record_path
 
 FACTS = Facts(model_id="m", context=9, vocab_size=9, block_size=1, total_blocks=9, block_bytes=1, cache_seed=b"s")
@@ -21,9 +22,9 @@ NOTHING = Outputs([], [])
 
 
 @contextmanager
-def recording(folder: Path, limit: int = 1000) -> Iterator[tuple[Emitter, Recorder]]:
+def recording(folder: Path, limit: int = 1000, most: int = 1 << 20) -> Iterator[tuple[Emitter, Recorder]]:
     with Emitter(folder, Role.KV, TraceConfig(), limit=limit) as emitter:
-        recorder = Recorder(folder, Role.KV, emitter)
+        recorder = Recorder(folder, Role.KV, emitter, most)
         yield emitter, recorder
     recorder.close()
 
@@ -84,6 +85,25 @@ def test_a_recording_cut_by_a_death_is_gone_on_with(tmp_path: Path) -> None:
         with recording(tmp_path) as (_, recorder):
             recorder.applied(2, Tick(), NOTHING)
         assert [frame.now_ns for frame in frames(path) if isinstance(frame, Applied)] == [1, 2]
+
+
+def test_a_recording_ends_at_its_bound_with_an_event_and_what_there_is_can_be_read(tmp_path: Path) -> None:
+    most = 2000
+    path = record_path(tmp_path, Role.KV)
+    for _ in range(2):  # a successor does not begin anew
+        with recording(tmp_path, most=most) as (emitter, recorder):
+            for now in range(200):
+                recorder.applied(now, Tick(), NOTHING)
+            written = threading.Event()
+            while not emitter.defer(written.set):
+                pass
+            assert written.wait(30)
+            recorder.applied(200, Tick(), NOTHING)
+        assert most - 100 < path.stat().st_size <= most
+    told = [frame.now_ns for frame in frames(path) if isinstance(frame, Applied)]
+    assert told == list(range(len(told)))
+    ended = [event["bytes"] for event in lines(tmp_path) if event["event"] == "record.ended"]
+    assert ended == 2 * [path.stat().st_size]
 
 
 def test_recording_needs_the_trace() -> None:
