@@ -28,8 +28,10 @@ class ModelConfig(Section, frozen=True):
 
 class KvConfig(Section, frozen=True):
     block_size: Positive = 16
-    tokens: Annotated[int, Meta(ge=0)] = 32768
-    """Size of the pool, rounded down to whole blocks; 0 is as much as the memory of a GPU leaves (executor `cuda`)."""
+    tokens: Positive = 32768
+    """Size of the pool, rounded down to whole blocks."""
+    fit: bool = False
+    """Have as many tokens as the GPU's memory leaves, in place of `tokens`. Only the executor `cuda` measures that."""
     prefix_cache: bool = True
 
 
@@ -41,7 +43,7 @@ class SchedulerConfig(Section, frozen=True):
     depth: Annotated[int, Meta(ge=1, le=4)] = 2
     """Steps planned ahead of their results; 1 is for debugging."""
     waiting_window: Positive = 256
-    """How many waiting sequences a batching policy is shown."""
+    """How many waiting sequences a batching policy is shown: of more, the oldest and the most urgent."""
     max_waiting: Positive = 4096
     """Waiting sequences beyond this are refused (`overloaded`)."""
 

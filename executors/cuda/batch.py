@@ -1,4 +1,4 @@
-"""The runs of a step as flat arrays: tokens, positions, where KV goes, block tables, and the work of attention.
+"""The spans of a step as flat arrays: tokens, positions, where KV goes, block tables, and the work of attention.
 
 Pure NumPy: what comes of it is brought to the device as it is.
 """
@@ -11,14 +11,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from octavo.executors.residents import Run
-from octavo.kernels.cuda.launch import DECODE_ROWS, PREFILL_ROWS
-from octavo.kernels.cuda.plan import Plan, Query, plan
+from octavo.executors.residents import Span
+from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
+from octavo.kernels.cuda.plan import Plan, Query, fitting_split, plan
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 
-DECODE_SPLIT = 512
-"""Keys in a part of a long context. Fixed, so that how a sequence is cut does not depend on its company."""
+SPLIT = 512
+"""Keys in a part of a long context, where how a sequence is cut may not depend on its company."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,34 +28,52 @@ class Batch:
     slots: npt.NDArray[np.int64]
     """Place in the pool of each token: block · block_size + offset."""
     tables: Ints
-    decodes: Plan
-    prefills: Plan
-    ends: list[int]
-    """Past the last token of each run."""
+    lengths: Ints
+    """Of each span's sequence, its own tokens included."""
+    firsts: Ints
+    """First token of each span, and past the last token."""
+
+    def queries(self) -> list[Query]:
+        firsts, lengths = self.firsts.tolist(), self.lengths.tolist()
+        return [
+            Query(i, first, firsts[i + 1] - first, length)
+            for i, (first, length) in enumerate(zip(firsts[:-1], lengths, strict=True))
+        ]
 
 
-def build(runs: list[Run], block_size: int, group: int) -> Batch:
-    """`runs` is not empty. `group` is how many query heads share a KV head."""
-    lengths = [run.end - run.start for run in runs]
-    ends = np.cumsum(lengths)
-    positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
-    row = np.repeat(np.arange(len(runs)), lengths)
-    tables = np.zeros((len(runs), max(-(-run.end // block_size) for run in runs)), dtype=np.int32)
-    for i, run in enumerate(runs):
-        used = run.resident.table[: -(-run.end // block_size)]
-        tables[i, : len(used)] = used
+def build(spans: list[Span], block_size: int) -> Batch:
+    """`spans` is not empty, nor is one of them."""
+    counts = np.fromiter((len(span.ids) for span in spans), dtype=np.int32, count=len(spans))
+    starts = np.fromiter((span.start for span in spans), dtype=np.int32, count=len(spans))
+    lengths = starts + counts
+    firsts = np.zeros(len(spans) + 1, dtype=np.int32)
+    np.cumsum(counts, out=firsts[1:])
+    positions = np.arange(firsts[-1], dtype=np.int32) - np.repeat(firsts[:-1] - starts, counts)
+    row = np.repeat(np.arange(len(spans)), counts)
+    used = -(-lengths // block_size)
+    tables = np.zeros((len(spans), int(used.max())), dtype=np.int32)
+    for table, span, n in zip(tables, spans, used.tolist(), strict=True):
+        table[:n] = span.table[:n]
     blocks = tables[row, positions // block_size].astype(np.int64)
-    queries = [
-        Query(i, int(end) - length, length, run.end)
-        for i, (run, length, end) in enumerate(zip(runs, lengths, ends, strict=True))
+    ids = np.concatenate([np.asarray(span.ids, dtype=np.int64) for span in spans])
+    return Batch(ids, positions, blocks * block_size + positions % block_size, tables, lengths, firsts)
+
+
+def attention_plans(batch: Batch, group: int, kv_heads: int, *, fill: int) -> list[Plan]:
+    """What attention has to do, for each of its two kernels, empty plans left out. `group` is how many query heads
+    share a KV head.
+
+    With `fill`, contexts are cut such that about so many blocks run at once, and long chunks go to the kernel that is
+    made for them. With 0, a token's numbers may depend on nothing but its sequence: one kernel for all, fixed cuts."""
+    queries = batch.queries()
+    if not fill:
+        return [plan(queries, group, DECODE_ROWS, SPLIT)]
+    few = [query for query in queries if query.tokens * group <= DECODE_ROWS]
+    many = [query for query in queries if query.tokens * group > DECODE_ROWS]
+    blocks = max(1, fill // kv_heads)
+    plans = [
+        plan(mine, group, rows, fitting_split(mine, group, rows, blocks))
+        for mine, rows in ((few, DECODE_ROWS), (many, PREFILL_ROWS))
+        if mine
     ]
-    few = [query.tokens * group <= DECODE_ROWS for query in queries]
-    return Batch(
-        np.concatenate([np.asarray(run.resident.tokens[run.start : run.end], dtype=np.int64) for run in runs]),
-        positions.astype(np.int32),
-        blocks * block_size + positions % block_size,
-        tables,
-        plan([q for q, short in zip(queries, few, strict=True) if short], group, DECODE_ROWS, DECODE_SPLIT),
-        plan([q for q, short in zip(queries, few, strict=True) if not short], group, PREFILL_ROWS),
-        ends.tolist(),
-    )
+    return [made for made in plans if len(made.works)]

@@ -1,20 +1,31 @@
-"""What the sampling kernels are told of a step's sequences: draws, counts of tokens, what is allowed, and bias.
+"""What the sampling kernels are told of a step's rows: draws, counts of tokens, what is allowed, and bias.
 
-Pure NumPy. Only sequences that ask for more than the plain distribution cost anything here.
+A row is what the model says after a sequence's tokens and some guesses. Pure NumPy; only sequences that ask for more
+than the plain distribution cost anything here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.grammar import Mask
 from octavo.core.messages import Sampling
 from octavo.executors.cuda.batch import Ints
 from octavo.executors.residents import Resident
 from octavo.executors.sampling import Context, restrict
 from octavo.kernels.cuda.draws import IN_PROMPT, Draws, draws
+
+
+class Row(NamedTuple):
+    """`guesses` are taken to follow the resident's tokens; `mask` is what its grammar lets come next."""
+
+    resident: Resident
+    guesses: tuple[int, ...] = ()
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,36 +34,36 @@ class Drawing:
     rows are whose. The same for the entries of the bias lists."""
 
     draws: Draws
-    counts: Ints | None
-    allowed: Ints | None
+    counts: Ints
+    allowed: Ints
     bias_ids: Ints
     bias_values: npt.NDArray[np.float64]
 
 
-def drawing(residents: list[Resident], vocabulary: int) -> Drawing:
-    made = draws(len(residents))
+def drawing(rows: list[Row], vocabulary: int) -> Drawing:
+    made = draws(len(rows))
     counts: list[Ints] = []
     allowed: list[Ints] = []
     bias: list[tuple[int, float]] = []
-    for i, resident in enumerate(residents):
-        sampling = resident.sampling
+    for i, row in enumerate(rows):
+        resident, sampling = row.resident, row.resident.sampling
         for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "top_k"):
             made[name][i] = getattr(sampling, name)
         made["seed"][i] = sampling.seed & 0xFFFFFFFFFFFFFFFF
-        made["choice"][i], made["position"][i] = resident.choice, len(resident.tokens)
+        made["choice"][i], made["position"][i] = resident.choice, len(resident.tokens) + len(row.guesses)
         if _penalised(sampling):
             made["counts"][i] = len(counts)
-            counts.append(_counts(resident, vocabulary))
-        if sampling.allowed or sampling.banned or sampling.min_tokens:
+            counts.append(_counts(row, vocabulary))
+        if row.mask is not None or sampling.allowed or sampling.banned or sampling.min_tokens:
             made["allowed"][i] = len(allowed)
-            allowed.append(_bits(_allowed(resident, vocabulary)))
+            allowed.append(_bits(_allowed(row, vocabulary)))
         made["bias"][i] = len(bias)
         bias += sampling.bias.items()
         made["bias_end"][i] = len(bias)
     return Drawing(
         made,
-        np.stack(counts) if counts else None,
-        np.stack(allowed) if allowed else None,
+        np.array(counts, dtype=np.int32).reshape(-1, vocabulary),
+        np.array(allowed, dtype=np.int32).reshape(-1, -(-vocabulary // 32)),
         np.array([token for token, _ in bias], dtype=np.int32),
         np.array([value for _, value in bias], dtype=np.float64),
     )
@@ -62,16 +73,20 @@ def _penalised(sampling: Sampling) -> bool:
     return sampling.repetition != 1.0 or sampling.presence != 0.0 or sampling.frequency != 0.0
 
 
-def _counts(resident: Resident, vocabulary: int) -> Ints:
+def _counts(row: Row, vocabulary: int) -> Ints:
     """How often each token was put out, and whether the prompt has it."""
-    counts = np.bincount(np.asarray(resident.tokens[resident.prompt_len :], dtype=np.int64), minlength=vocabulary)
+    resident = row.resident
+    put_out = [*resident.tokens[resident.prompt_len :], *row.guesses]
+    counts = np.bincount(np.asarray(put_out, dtype=np.int64), minlength=vocabulary)
     counts[resident.tokens[: resident.prompt_len]] |= IN_PROMPT
     return counts.astype(np.int32)
 
 
-def _allowed(resident: Resident, vocabulary: int) -> npt.NDArray[np.bool_]:
+def _allowed(row: Row, vocabulary: int) -> npt.NDArray[np.bool_]:
     """What the restrictions leave, whatever the logits are: they hold of any."""
-    context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
+    resident = row.resident
+    ids = [*resident.tokens, *row.guesses]
+    context = Context(resident.sampling, resident.choice, resident.prompt_len, ids, row.mask)
     return ~np.isneginf(restrict(np.zeros(vocabulary), context))
 
 

@@ -1,144 +1,201 @@
-"""The CUDA executor: runs bound steps of a Llama-family model on one GPU, eagerly, over a paged KV pool.
+"""The CUDA executor: runs bound steps of a Llama-family model on one GPU, over a paged KV pool.
 
-What it runs on is a library of kernels: a GPU's, or in tests the emulator's. Everything else is the same code.
+Prompts' chunks and decodes share a step. Steps of decodes alone run as recorded graphs, all others launch by launch.
+Tokens are drawn and guesses verified on the device; the host reads them once a step.
+
+In mode `fast` a token's numbers depend on how many others are in its step: by the linears (see `linear`), and by where
+attention cuts contexts. In mode `exact` they do not, nor on chunks or blocks.
+
+What it runs on is a library of kernels: a GPU's, or the emulator's. Everything else is the same code.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
+from functools import partial
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
+import msgspec
 import torch
-from torch import Tensor
 
 from octavo.core.config.schema import Config
-from octavo.core.messages import Facts, StepBind, StepPlan, StepResult
+from octavo.core.grammar import Grammars
+from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
-from octavo.executors.cuda.batch import build
-from octavo.executors.cuda.drawing import drawing
+from octavo.executors.cuda.drawing import Row
+from octavo.executors.cuda.forward import Forward, Pass
+from octavo.executors.cuda.graphs import CudaRecorder, Recorder
 from octavo.executors.cuda.llama import Llama
+from octavo.executors.cuda.memory import CudaMemory, Memory, pool_blocks
+from octavo.executors.cuda.speaker import Asked, Speaker
+from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
+from octavo.executors.drafting.drafting import Drafting
+from octavo.executors.facts import model_facts
+from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import load_model
-from octavo.executors.loading.spec import Model
 from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Resident, Residents, Run
+from octavo.executors.residents import Resident, Residents, Run, Span, of_prompt
 from octavo.executors.sampling import logprob
 from octavo.kernels.cuda.device import Device
 from octavo.kernels.cuda.launch import Kernels
-from octavo.kernels.cuda.pool import PoolLayout
+
+PROMPT_ROWS = 32
+"""Rows of logits at a time, where every position of a prompt is asked for: a row is as long as the vocabulary."""
 
 
 class CudaExecutor:
     """Entry point `cuda` of `octavo.executor`."""
 
-    def __init__(self, model: Model, kernels: Kernels, facts: Facts, dtype: torch.dtype) -> None:
-        spec = model.spec
-        layout = PoolLayout(facts.total_blocks, facts.block_size, spec.kv_heads, spec.head_dim, dtype)
+    def __init__(
+        self,
+        forward: Forward,
+        facts: Facts,
+        grammars: Grammars | None = None,
+        drafting: Drafting | None = None,
+    ) -> None:
         self.facts = facts
-        with torch.inference_mode():
-            self.llama = Llama(model, kernels, layout, dtype)
-        self._kernels = kernels
+        self.forward = forward
         self._residents = Residents()
         self._settlement = Settlement(self._residents, facts.vocab_size)
+        self._drafting = drafting or Drafting(None, facts.vocab_size)
+        self._speaker = Speaker(forward.llama.kernels, facts.vocab_size, Matchers(grammars), self._drafting.rule)
 
     @classmethod
     def load(cls, config: Config) -> Self:
         """Raises `DeviceError` or `NvrtcError` without a GPU to run on, `ModelError` when the model does not fit."""
         device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
         kernels = Kernels(Device(device), device)
+        return cls.on(kernels, config, torch.bfloat16, CudaMemory(device), CudaRecorder())
+
+    @classmethod
+    def on(
+        cls, kernels: Kernels, config: Config, dtype: torch.dtype, memory: Memory, recorder: Recorder | None = None
+    ) -> Self:
+        """On what `kernels` run on; without a `recorder` every step is launched. Raises `ModelError`."""
         files = locate(config.model.path)
         model = load_model(files)
-        facts = facts_for(config, files.model_id, model, torch.bfloat16)
-        free, _ = torch.cuda.mem_get_info(device)
-        weights = 2 * sum(weight.numel() for weight in model.weights.values())
-        if (needed := weights + facts.total_blocks * facts.block_bytes) > free:
+        spec, size, mode = model.spec, config.kv.block_size, config.executor.mode
+        if (wanted := config.kv.tokens // size) < 1:
+            raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")
+        if spec.hidden % 8 or spec.inner % 8:
             raise ModelError(
-                f"weights of {weights / 2**30:.1f} GiB and a pool of kv.tokens = {config.kv.tokens} take "
-                f"{needed / 2**30:.1f} GiB, the GPU has {free / 2**30:.1f} GiB free; lower kv.tokens"
+                f"kernels need widths that are multiples of 8; {files.model_id} has {spec.hidden} and {spec.inner}"
             )
-        return cls(model, kernels, facts, torch.bfloat16)
+        with torch.inference_mode():
+            llama = Llama(model, kernels, dtype, size, exact=mode == "exact")
+            try:
+                block_bytes = spec.layers * llama.layout(1).block_bytes
+                llama.allocate(1)
+            except ValueError as error:
+                raise ModelError(f"{files.model_id} cannot run on CUDA kernels: {error}") from error
+            worst = partial(worst_step, Forward(llama), config)
+            blocks = pool_blocks(memory, worst, block_bytes, 0 if config.kv.fit else wanted, size)
+            llama.allocate(blocks)
+        grammars = grammars_of(config, files, spec.vocab_size)
+        facts = model_facts(
+            msgspec.structs.replace(config, kv=msgspec.structs.replace(config.kv, tokens=blocks * size)),
+            files.model_id,
+            spec,
+            token_bytes=block_bytes // size,
+            seed=model.digest + f"cuda {dtype} {mode}".encode(),
+            serves=("prompt_logprobs", "restrictions", *(() if grammars is None else ("grammar",))),
+        )
+        facts = msgspec.structs.replace(facts, executor=f"{mode}, {kernels.device}")
+        return cls(Forward(llama, recorder), facts, grammars, Drafting.of(Host(config, facts)))
 
     def forget(self) -> None:
         self._residents.clear()
         self._settlement.clear()
+        self._drafting.forget()
 
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
         runs = self._residents.apply(plan, bind)
+        llama = self.forward.llama
         with torch.inference_mode():
-            self.llama.copy_blocks(list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True)))
-            outcomes = self._compute(runs)
-        return self._settlement.result(plan.step, started, runs, outcomes)
+            copies = list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True))
+            llama.kernels.copy_blocks(llama.pools, copies)
+            took: list[Took] = []
+            outcomes = self._compute(runs, self._drafting.drafts(bind, runs, self._residents), took)
+            result = self._settlement.result(plan.step, started, runs, outcomes)
+            self._drafting.took(took)
+        return result
 
-    def _compute(self, runs: list[Run]) -> list[Outcome]:
-        """Outcomes in the order of `runs`."""
+    def _compute(self, runs: list[Run], drafts: list[Draft], took: list[Took]) -> list[Outcome]:
+        """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
         outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         if not sound:
             return outcomes
-        batch = build([runs[i] for i in sound], self.facts.block_size, self.llama.group)
-        hidden = self.llama.hidden(batch)
-        sampled = [(i, end - 1) for i, end in zip(sound, batch.ends, strict=True) if runs[i].samples]
-        logits = self.llama.logits(hidden[[row for _, row in sampled]])
-        tokens = self._draw([runs[i].resident for i, _ in sampled], logits).tolist()
-        finite = hidden.isfinite().all(dim=-1).tolist()  # read last: the host waits for the device only here
-        for i, end in zip(sound, batch.ends, strict=True):
-            rows = finite[end - (runs[i].end - runs[i].start) : end]
-            if not all(rows):
-                outcomes[i] = Outcome(_not_finite(runs[i].start + rows.index(False)))
-        for (i, _), token, row in zip(sampled, tokens, logits, strict=True):
-            if outcomes[i].failure is None:
-                outcomes[i] = self._sampled(runs[i], token, row)
+        spans = [
+            Span([*run.resident.tokens[run.start : run.end], *drafts[i].tokens], run.start, run.resident.table)
+            for i, run in ((i, runs[i]) for i in sound)
+        ]
+        made = self.forward.run(spans)
+        starts: dict[int, int] = {}  # run: its first row
+        asked: dict[int, Asked] = {}
+        rows: list[int] = []
+        at = 0
+        for i, span in zip(sound, spans, strict=True):
+            starts[i] = at
+            if runs[i].samples:
+                asked[i] = Asked(runs[i], drafts[i], len(rows))
+                rows += range(at + runs[i].end - runs[i].start - 1, at + len(span.ids))
+            at += len(span.ids)
+        said = self._speaker.say(list(asked.values()), self.forward.logits(made, rows)) if rows else []
+        for i, outcome in zip(asked, said, strict=True):
+            outcomes[i] = outcome
+        finite = made.hidden.isfinite().all(dim=-1).tolist()
+        poisoned: list[int] = []
+        for i, start in starts.items():
+            run, known = runs[i], finite[start : start + runs[i].end - runs[i].start]
+            if not all(known):
+                outcomes[i] = Outcome(
+                    f"the model's numbers at position {run.start + known.index(False)} are not finite"
+                )
+                if drafts[i].tokens:
+                    poisoned.append(i)
+            elif outcomes[i].failure is None and (about := of_prompt(run)):
+                outcomes[i] = outcomes[i]._replace(prompt=self._prompt(run, made, range(start, start + len(about))))
+        if self._drafting.features:
+            took += (
+                Took(runs[i].resident, runs[i].start, made.hidden[start : start + _kept(runs[i], outcomes[i])].clone())
+                for i, start in starts.items()
+                if outcomes[i].failure is None
+            )
+        if poisoned:  # perhaps by a guess: a run is judged by its own tokens
+            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), took)
+            for i, outcome in zip(poisoned, alone, strict=True):
+                outcomes[i] = outcome
         return outcomes
 
-    def _draw(self, residents: list[Resident], logits: Tensor) -> Tensor:
-        """A token for each, -1 where logits are not finite."""
-        made = drawing(residents, self.facts.vocab_size)
-
-        def device(array: npt.NDArray[np.generic] | None) -> Tensor | None:
-            return None if array is None or not array.size else torch.from_numpy(array).to(logits.device)
-
-        ids, values = device(made.bias_ids), device(made.bias_values)
-        bias = None if ids is None or values is None else (ids, values)
-        return self._kernels.sample(
-            logits, made.draws, counts=device(made.counts), allowed=device(made.allowed), bias=bias
-        )
-
-    def _sampled(self, run: Run, token: int, row: Tensor) -> Outcome:
-        if token < 0:
-            return Outcome(_not_finite(run.end - 1))
-        wanted = run.resident.sampling.logprobs
-        return Outcome(None, (token,), (logprob(row.cpu().numpy(), token, wanted) if wanted >= 0 else None,))
+    def _prompt(self, run: Run, made: Pass, rows: range) -> list[TokenLogprob]:
+        """What the model says of the prompt's tokens after the run's first one."""
+        after = run.resident.tokens[run.start + 1 :]
+        wanted = run.resident.sampling.prompt_logprobs
+        return [
+            logprob(row, after[at + i], wanted)
+            for at in range(0, len(rows), PROMPT_ROWS)
+            for i, row in enumerate(self.forward.logits(made, list(rows[at : at + PROMPT_ROWS])).cpu().numpy())
+        ]
 
 
-def facts_for(config: Config, model_id: str, model: Model, dtype: torch.dtype) -> Facts:
-    """Raises `ModelError` when the configuration does not suit the model or the kernels."""
-    spec, size = model.spec, config.kv.block_size
-    context = config.model.context or spec.context
-    if context > spec.context:
-        raise ModelError(f"model.context is {context}, but {model_id} was made for {spec.context} tokens")
-    if (blocks := config.kv.tokens // size) < 1:
-        raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")
-    if spec.hidden % 8 or spec.inner % 8:
-        raise ModelError(f"kernels need widths that are multiples of 8; {model_id} has {spec.hidden} and {spec.inner}")
-    try:
-        layout = PoolLayout(blocks, size, spec.kv_heads, spec.head_dim, dtype)
-    except ValueError as error:
-        raise ModelError(f"{model_id} cannot run on CUDA kernels: {error}") from error
-    return Facts(
-        model_id=config.model.name or model_id,
-        context=context,
-        vocab_size=spec.vocab_size,
-        block_size=size,
-        total_blocks=blocks,
-        block_bytes=spec.layers * layout.block_bytes,
-        cache_seed=hashlib.sha256(model.digest + f"cuda {dtype}".encode()).digest()[:16],
-        serves=("restrictions",),
-    )
+def worst_step(forward: Forward, config: Config) -> None:
+    """Take the most memory that a step takes: a whole budget at the end of the longest context, beside as many decodes
+    as there can be, all of which draw from penalised and masked distributions. Everything lies in block 0."""
+    llama, spec = forward.llama, forward.llama.spec
+    context, rows = config.model.context or spec.context, config.scheduler.max_sequences
+    chunk = min(config.scheduler.chunk_budget, context)
+    table = [0] * -(-context // llama.block_size)
+    spans = [Span([0] * chunk, context - chunk, table)] + [Span([0], context - 1, table) for _ in range(rows)]
+    made = forward.run(spans)
+    logits = forward.logits(made, list(range(chunk - 1, chunk + rows)))
+    sampling = Sampling(temperature=1.0, repetition=1.1, allowed=(0,), top_p=0.9)
+    speaker = Speaker(llama.kernels, spec.vocab_size, Matchers(), "coupled")
+    speaker.draw([Row(Resident(0, [0], 1, 0, sampling))] * (rows + 1), logits)
 
 
-def _not_finite(position: int) -> str:
-    return f"the model's numbers at position {position} are not finite"
+def _kept(run: Run, outcome: Outcome) -> int:
+    """Positions from the run's start on that stay: its own tokens, and the guesses that were right."""
+    return run.end - run.start + max(0, len(outcome.tokens) - 1)

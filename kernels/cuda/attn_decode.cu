@@ -5,14 +5,17 @@
 // once, with one bulk copy; before, the lanes use cp.async. At the end the warps' results are joined.
 #include "tile.cuh"
 
-template <class T, class KV, int D, int WARPS, int STAGES, bool BULK>
+template <class T, class KV, int D, int WARPS, int STAGES, bool BULK, bool BIASED>
 __global__ void __launch_bounds__(WARPS * 32, 1)  // without the 1, ptxas saves registers and spills
 attn_decode(const T* __restrict__ q, const unsigned char* __restrict__ pool, const int* __restrict__ tables,
             int table_stride, int tiles_per_block, const int* __restrict__ position, const int* __restrict__ token_of,
-            const Work* __restrict__ works, T* __restrict__ out, float* __restrict__ part_out,
-            float* __restrict__ part_lse, int heads, int kv_heads, float scale, float soft_cap, float value_scale,
-            int window) {
-  using Mine = Rows<T, KV, D, true>;
+            const Work* __restrict__ works, const int* __restrict__ count, T* __restrict__ out,
+            float* __restrict__ part_out, float* __restrict__ part_lse, const float* __restrict__ sinks,
+            const float* __restrict__ slopes, const uint64_t* __restrict__ tree_mask,
+            const int* __restrict__ tree_start, int heads, int kv_heads, float scale, float soft_cap,
+            float value_scale, int window) {
+  if (count && (int)blockIdx.x >= *count) return;  // a plan made on the device, launched with room for more
+  using Mine = Rows<T, KV, D, (D <= 128 || sizeof(KV) == 2), BIASED>;
   constexpr int TILE_BYTES = Pool<KV, D>::TILE_BYTES;
   SHARED_MEMORY(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, group = heads / kv_heads;
@@ -51,7 +54,8 @@ attn_decode(const T* __restrict__ q, const unsigned char* __restrict__ pool, con
   load_queries<T, typename Mine::M, D>(query_image, TILE, q, work, token_of, heads, head * group, group);
   __syncthreads();
   Mine mine;
-  mine.start(query_image, work, work.row, token_of, position, group, window);
+  mine.start(query_image, work, work.row, token_of, position, head * group, group, window,
+             {slopes, tree_mask, tree_start});
   mine.load_queries();
   const Scores how = {scale, soft_cap, soft_cap > 0.f ? reciprocal(soft_cap) : 0.f};
   for (int i = 0; i < tiles; i++) {
@@ -93,8 +97,9 @@ attn_decode(const T* __restrict__ q, const unsigned char* __restrict__ pool, con
       share[w] = exp2_fast(marks[w * TILE + r].x - base);
       total += share[w] * marks[w * TILE + r].y;
     }
-    float factor = total > 0.f ? value_scale * reciprocal(total) : 0.f;
     int row = work.row + r;
+    float all = work.part < 0 ? with_sink(total, base, sinks, head * group + row % group) : total;
+    float factor = all > 0.f ? value_scale * reciprocal(all) : 0.f;
     int64_t token = token_of[work.tokens + row / group], part = ((int64_t)work.part * kv_heads + head) * TILE + r;
     for (int d = lane; d < D; d += 32) {
       float sum = 0.f;

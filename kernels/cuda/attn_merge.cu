@@ -1,13 +1,13 @@
 // Brings together what parts of a context gave for the same query rows: fp32 results with base-2 log-sum-exps.
 #include "tile.cuh"
 
-struct Merge { int tokens, row, row_end, part, parts, unused0, unused1, unused2; };
-
 // One warp for a row. ROWS is how many packed rows a part has.
 template <class T, int D, int ROWS>
 __global__ void __launch_bounds__(128)
-attn_merge(const Merge* __restrict__ merges, const int* __restrict__ token_of, const float* __restrict__ part_out,
-           const float* __restrict__ part_lse, T* __restrict__ out, int heads, int kv_heads) {
+attn_merge(const Merge* __restrict__ merges, const int* __restrict__ count, const int* __restrict__ token_of,
+           const float* __restrict__ part_out, const float* __restrict__ part_lse, const float* __restrict__ sinks,
+           T* __restrict__ out, int heads, int kv_heads) {
+  if (count && (int)blockIdx.x >= *count) return;
   const Merge merge = merges[blockIdx.x];
   const int head = blockIdx.y, group = heads / kv_heads, lane = threadIdx.x % 32;
   for (int r = threadIdx.x / 32; r < ROWS && merge.row + r < merge.row_end; r += 4) {
@@ -24,6 +24,7 @@ attn_merge(const Merge* __restrict__ merges, const int* __restrict__ token_of, c
         if (k * 32 + lane < D) sum[k] += share * part_out[part(i) * D + k * 32 + lane];
     }
     int row = merge.row + r;
+    total = with_sink(total, base, sinks, head * group + row % group);
     T* to = out + ((int64_t)token_of[merge.tokens + row / group] * heads + head * group + row % group) * D;
 #pragma unroll
     for (int k = 0; k < (D + 31) / 32; k++)

@@ -5,14 +5,17 @@
 // are left out by the plan.
 #include "tile.cuh"
 
-template <class T, class KV, int D, int WARPS, int TILES, bool BULK>
+template <class T, class KV, int D, int WARPS, int TILES, bool BULK, bool BIASED>
 __global__ void __launch_bounds__(WARPS * 32)
 attn_prefill(const T* __restrict__ q, const unsigned char* __restrict__ pool, const int* __restrict__ tables,
              int table_stride, int tiles_per_block, const int* __restrict__ position, const int* __restrict__ token_of,
-             const Work* __restrict__ works, T* __restrict__ out, float* __restrict__ part_out,
-             float* __restrict__ part_lse, int heads, int kv_heads, float scale, float soft_cap, float value_scale,
-             int window) {
-  using Mine = Rows<T, KV, D, (D <= 128)>;
+             const Work* __restrict__ works, const int* __restrict__ count, T* __restrict__ out,
+             float* __restrict__ part_out, float* __restrict__ part_lse, const float* __restrict__ sinks,
+             const float* __restrict__ slopes, const uint64_t* __restrict__ tree_mask,
+             const int* __restrict__ tree_start, int heads, int kv_heads, float scale, float soft_cap,
+             float value_scale, int window) {
+  if (count && (int)blockIdx.x >= *count) return;  // a plan made on the device, launched with room for more
+  using Mine = Rows<T, KV, D, (D <= 128), BIASED>;
   constexpr int TILE_BYTES = Pool<KV, D>::TILE_BYTES, STAGE_BYTES = TILES * TILE_BYTES, ROWS = WARPS * TILE;
   SHARED_MEMORY(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, group = heads / kv_heads;
@@ -52,7 +55,8 @@ attn_prefill(const T* __restrict__ q, const unsigned char* __restrict__ pool, co
   fetch(0);
   __syncthreads();
   Mine mine;
-  mine.start(query_images + warp * Mine::Query::BYTES, work, work.row + warp * TILE, token_of, position, group, window);
+  mine.start(query_images + warp * Mine::Query::BYTES, work, work.row + warp * TILE, token_of, position, head * group,
+             group, window, {slopes, tree_mask, tree_start});
   mine.load_queries();
   const Scores how = {scale, soft_cap, soft_cap > 0.f ? reciprocal(soft_cap) : 0.f};
   for (int stage = 0; stage < stages; stage++) {
@@ -72,7 +76,9 @@ attn_prefill(const T* __restrict__ q, const unsigned char* __restrict__ pool, co
   for (int h = 0; h < 2; h++) {
     int r = warp * TILE + lane / 4 + 8 * h, row = work.row + r;
     if (row >= work.row_end) continue;
-    float factor = mine.total[h] > 0.f ? value_scale * reciprocal(mine.total[h]) : 0.f;
+    float base = mine.most[h] == minus_infinity() ? 0.f : mine.most[h];
+    float all = work.part < 0 ? with_sink(mine.total[h], base, sinks, head * group + row % group) : mine.total[h];
+    float factor = all > 0.f ? value_scale * reciprocal(all) : 0.f;
     int64_t token = token_of[work.tokens + row / group], part = ((int64_t)work.part * kv_heads + head) * ROWS + r;
     T* to = out + (token * heads + head * group + row % group) * D;
 #pragma unroll

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from octavo.kernels.cuda.nvrtc import Compiled, Figures, NvrtcError, nvrtc
 from octavo.kernels.cuda.sources import HERE, Instance, closure
 
 OLDEST = 80
-_OPTIONS = ("-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v")
+_OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
 
 
 class Cubin(NamedTuple):
@@ -30,6 +31,19 @@ def arch_for(capability: int) -> str:
     if not known:
         raise NvrtcError(f"NVRTC {nvrtc().version} does not know sm_{capability}; install a newer one")
     return f"sm_{max(known)}"
+
+
+def checked_arch(arch: str) -> str:
+    """`arch` itself, if it is one that kernels can be compiled for. Raises `NvrtcError`."""
+    number = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    if number is None:
+        raise NvrtcError(f"{arch!r} is no arch: write sm_80, or sm_90a for what only that one has")
+    if int(number[1]) < OLDEST:
+        raise NvrtcError(f"{arch} is too old: kernels need sm_{OLDEST} (Ampere) or newer")
+    if int(number[1]) not in nvrtc().archs:
+        known = ", ".join(f"sm_{one}" for one in nvrtc().archs if one >= OLDEST)
+        raise NvrtcError(f"NVRTC {nvrtc().version} does not know {arch}; it knows {known}")
+    return arch
 
 
 def cubin(instance: Instance, arch: str, *, where: Path | None = None, sources: Path = HERE) -> Cubin:

@@ -32,10 +32,31 @@ FN Words philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key
   return {{c0, c1, c2, c3}};
 }
 
+// What a draw is for, as `philox.py` numbers it: draws for different purposes are independent.
+constexpr uint32_t SAMPLE = 0, ACCEPT = 2, RESAMPLE = 3;
+
 // The words of ids 4 · quad to 4 · quad + 3 for the token at a position.
-FN Words words_of(const Draw& draw, uint32_t quad) {
-  constexpr uint32_t SAMPLE = 0;
-  return philox(quad, (uint32_t)draw.position, (uint32_t)draw.choice, SAMPLE, draw.seed);
+FN Words words_of(const Draw& draw, uint32_t quad, uint32_t purpose = SAMPLE) {
+  return philox(quad, (uint32_t)draw.position, (uint32_t)draw.choice, purpose, draw.seed);
 }
 
-FN double gumbel(uint32_t word) { return -log(-log((word + 0.5) / 4294967296.0)); }
+FN double uniform(uint32_t word) { return (word + 0.5) / 4294967296.0; }
+FN double gumbel(uint32_t word) { return -log(-log(uniform(word))); }
+
+struct Candidate { double value; int id; };
+FN bool better(const Candidate& a, const Candidate& b) { return a.value > b.value || (a.value == b.value && a.id < b.id); }
+
+// The best of all threads' candidates, known to all. `best` is shared, an entry a warp.
+template <int THREADS> FN Candidate best_of_block(Candidate* best, Candidate mine) {
+#pragma unroll
+  for (int k = 16; k; k >>= 1) {
+    Candidate other = {__shfl_xor_sync(~0u, mine.value, k), __shfl_xor_sync(~0u, mine.id, k)};
+    if (better(other, mine)) mine = other;
+  }
+  __syncthreads();  // an earlier answer has been read
+  if (threadIdx.x % 32 == 0) best[threadIdx.x / 32] = mine;
+  __syncthreads();
+  for (int i = 0; i < THREADS / 32; i++)
+    if (better(best[i], mine)) mine = best[i];
+  return mine;
+}

@@ -36,14 +36,15 @@ class Emulator:
         self, order: int = 0, *, bulk: bool = True, shared_limit: int = 227 * 1024, folder: Path = HERE
     ) -> None:
         self.order = order
+        self.blocks = 16
         self.bulk = bulk
         self.shared_limit = shared_limit
         self._folder = folder
         self._loaded: dict[Instance, ctypes.CDLL] = {}
 
-    def ordered(self, order: int, *, bulk: bool) -> Emulator:
+    def ordered(self, order: int, *, bulk: bool, shared_limit: int | None = None) -> Emulator:
         """The same kernels, compiled once, run otherwise."""
-        other = Emulator(order, bulk=bulk, shared_limit=self.shared_limit, folder=self._folder)
+        other = Emulator(order, bulk=bulk, shared_limit=shared_limit or self.shared_limit, folder=self._folder)
         other._loaded = self._loaded
         return other
 

@@ -1,4 +1,4 @@
-"""Launches kernels on torch tensors: which instance, grid, shared memory and arguments. Allocates what they need.
+"""Launches kernels on torch tensors: grid, shared memory and arguments. Allocates what they need.
 
 Knows no model and no step: it is told shapes and given tensors. Whether a GPU or the emulator runs them is the
 library's matter.
@@ -13,106 +13,87 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cuda.draws import Draws
+from octavo.kernels.cuda.instances import (
+    COPY_BLOCKS,
+    PLAN_THREADS,
+    ROW_THREADS,
+    SAMPLE_SHARED,
+    SAMPLE_THREADS,
+    SPEC_VERIFY,
+    Heads,
+    append_instance,
+    append_latent_instance,
+    attention_instance,
+    gate_instance,
+    latent_instance,
+    logits_instance,
+    merge_instance,
+    norm_instance,
+    plan_instance,
+    reject_instance,
+    sample_instance,
+)
 from octavo.kernels.cuda.library import Function, Library
 from octavo.kernels.cuda.plan import Plan
-from octavo.kernels.cuda.pool import TILE, PoolLayout
+from octavo.kernels.cuda.pool import LatentLayout
 from octavo.kernels.cuda.sources import Instance
 
-NAMES = {
-    torch.float32: "float",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.float8_e4m3fn: "e4m3",
-}
-DECODE_ROWS, PREFILL_ROWS = TILE, 4 * TILE
-"""Packed rows in a work of each attention kernel."""
-
+_MANY = 2**31 - 1
 _i32, _f32, _i64 = np.int32, np.float32, np.int64
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """A layer's attention: `dtype` is that of queries and results, `layout` says the pool's."""
-
-    heads: int
-    dtype: torch.dtype
-    layout: PoolLayout
-    scale: float
-    soft_cap: float = 0.0
-    window: int = 0
-    key_scale: float = 1.0
-    value_scale: float = 1.0
-
-    @property
-    def group(self) -> int:
-        return self.heads // self.layout.kv_heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staged:
-    """A plan on the device, with room for its parts; good for every layer of a step."""
+    """A plan on the device, with room for its parts; good for every layer of a step.
+
+    `counts` int32 [works, merges, parts, split] are those of a plan that the device made: works and merges then have
+    room for more. Without them all are meant."""
 
     works: Tensor
     merges: Tensor
     part_out: Tensor
     part_lse: Tensor
     rows: int
+    counts: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """What every layer's kernels read of a step: per token its position and where its KV goes (below 0: nowhere),
-    the order that plans speak of tokens in, and the block tables [rows, blocks]."""
+    the order that plans speak of tokens in, and the block tables [rows, blocks].
+
+    `tree_mask` int64 and `tree_start` int32 are per token: one that is a node of a drafted tree sees all keys before
+    its start, and of the 64 from there on those of its mask. A start below 0 is a plain token's."""
 
     positions: Tensor
     slots: Tensor
     tokens: Tensor
     tables: Tensor
-
-
-def decode_shared(head_dim: int, kv_bytes: int, warps: int, stages: int) -> int:
-    tile = 2 * TILE * head_dim * kv_bytes
-    ring = warps * stages * (tile + 8) + TILE * head_dim * 2
-    return max(ring, warps * TILE * (head_dim * 4 + 8))
-
-
-def prefill_shared(head_dim: int, kv_bytes: int, warps: int, tiles: int) -> int:
-    return 2 * tiles * 2 * TILE * head_dim * kv_bytes + warps * TILE * head_dim * 2 + 16
-
-
-def attention_instance(heads: Heads, rows: int, *, bulk: bool, shared_limit: int) -> tuple[Instance, int, int]:
-    """The kernel for works of `rows` rows, its threads and its shared memory: the deepest buffers that fit."""
-    size, kv = heads.layout.head_dim, heads.layout.dtype
-    decode = rows == DECODE_ROWS
-    for warps, depth in ((4, 3), (4, 2), (2, 3), (2, 2)) if decode else ((4, 4), (4, 2), (4, 1)):
-        shared = (decode_shared if decode else prefill_shared)(size, kv.itemsize, warps, depth)
-        if shared <= shared_limit:
-            kind = "attn_decode" if decode else "attn_prefill"
-            name = f"{kind}<{NAMES[heads.dtype]},{NAMES[kv]},{size},{warps},{depth},{str(bulk).lower()}>"
-            return Instance(f"{kind}.cu", name), warps * 32, shared
-    raise ValueError(f"attention over heads of {size} needs more than the {shared_limit} bytes of shared memory here")
-
-
-def merge_instance(heads: Heads, rows: int) -> Instance:
-    return Instance("attn_merge.cu", f"attn_merge<{NAMES[heads.dtype]},{heads.layout.head_dim},{rows}>")
-
-
-def append_instance(heads: Heads, *, interleaved: bool) -> Instance:
-    types = f"{NAMES[heads.dtype]},{NAMES[heads.layout.dtype]}"
-    return Instance("append_kv.cu", f"append_kv<{types},{heads.layout.head_dim},{str(interleaved).lower()}>")
+    tree_mask: Tensor | None = None
+    tree_start: Tensor | None = None
 
 
 class Kernels:
     """The kernels of one device. `threads` are those of kernels that work on a row each."""
 
     def __init__(
-        self, library: Library, device: torch.device, *, threads: int = 256, sampling_threads: int = 512
+        self,
+        library: Library,
+        device: torch.device,
+        *,
+        threads: int = ROW_THREADS,
+        sampling_threads: int = SAMPLE_THREADS,
     ) -> None:
         self.device = device
         self._library = library
         self._threads = threads
         self._sampling_threads = sampling_threads
         self._functions: dict[Instance, Function] = {}
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of attention that the device runs at once."""
+        return self._library.blocks
 
     def append_kv(
         self,
@@ -149,15 +130,85 @@ class Kernels:
             )
         return q
 
-    def stage(self, plan: Plan, heads: Heads) -> Staged:
-        """Bring a plan to the device."""
-        shape = (plan.parts, heads.layout.kv_heads, plan.rows)
+    def append_latent(
+        self,
+        layout: LatentLayout,
+        step: Step,
+        latent: Tensor,
+        pool: Tensor,
+        angles: Tensor,
+        norm: Tensor,
+        eps: float,
+        *,
+        interleaved: bool = False,
+    ) -> None:
+        """Write latent [tokens, content + rotated]: the content's norm, and the rest rotated by `angles`."""
+        if tokens := len(latent):
+            self._get(append_latent_instance(layout.dtype, (layout.content, layout.rotated)))(
+                (-(-tokens // 4),),
+                (128,),
+                (
+                    *_pointers(latent, step.positions, step.slots, angles, norm, pool),
+                    _i32(tokens),
+                    _i32(interleaved),
+                    _f32(eps),
+                ),
+            )
+
+    def stage(self, plan: Plan, kv_heads: int, size: int) -> Staged:
+        """Bring a plan to the device; `size` is that of a head's result."""
+        shape = (plan.parts, kv_heads, plan.rows)
         return Staged(
             torch.from_numpy(plan.works).to(self.device),
             torch.from_numpy(plan.merges).to(self.device),
-            torch.empty(*shape, heads.layout.head_dim, device=self.device),
+            torch.empty(*shape, size, device=self.device),
             torch.empty(shape, device=self.device),
             plan.rows,
+        )
+
+    def room(self, works: int, merges: int, parts: int, rows: int, kv_heads: int, size: int) -> Staged:
+        """Room for plans that the device makes; empty until then."""
+        return Staged(
+            torch.zeros(works, 8, dtype=torch.int32, device=self.device),
+            torch.zeros(merges, 8, dtype=torch.int32, device=self.device),
+            torch.empty(parts, kv_heads, rows, size, device=self.device),
+            torch.empty(parts, kv_heads, rows, device=self.device),
+            rows,
+            torch.zeros(4, dtype=torch.int32, device=self.device),
+        )
+
+    def plan(
+        self,
+        into: Staged,
+        lengths: Tensor,
+        firsts: Tensor,
+        group: int,
+        *,
+        split: int,
+        fill: int = 0,
+        window: int = 0,
+        least: int = 1,
+        most: int = _MANY,
+    ) -> None:
+        """Plan on the device what `plan.plan` plans: int32 `lengths` [n] of the contexts, and `firsts` [n + 1], each
+        one's first token. Only queries of `least` to `most` packed rows. `split` 0 takes the least that gives no more
+        than `fill` blocks. More than there is room for is counted and not planned."""
+        instance, threads, shared = plan_instance(PLAN_THREADS)
+        self._get(instance)(
+            (1,),
+            (threads,),
+            (
+                *_pointers(lengths, firsts),
+                *(
+                    _i32(n)
+                    for n in (len(lengths), group, into.rows, least, most, window, split, into.part_lse.shape[1])
+                ),
+                _i32(fill),
+                *_pointers(into.works, into.merges, into.counts),
+                _i32(len(into.works)),
+                _i32(len(into.merges)),
+            ),
+            shared_mem=shared,
         )
 
     def attention(self, heads: Heads, step: Step, staged: Staged, q: Tensor, pool: Tensor, out: Tensor) -> None:
@@ -166,7 +217,11 @@ class Kernels:
             return
         layout = heads.layout
         instance, threads, shared = attention_instance(
-            heads, staged.rows, bulk=self._library.bulk, shared_limit=self._library.shared_limit
+            heads,
+            staged.rows,
+            biased=heads.slopes is not None or step.tree_mask is not None,
+            bulk=self._library.bulk,
+            shared_limit=self._library.shared_limit,
         )
         self._get(instance)(
             (len(staged.works), layout.kv_heads),
@@ -175,7 +230,9 @@ class Kernels:
                 *_pointers(q, pool, step.tables),
                 _i32(step.tables.shape[1]),
                 _i32(layout.tiles_per_block),
-                *_pointers(step.positions, step.tokens, staged.works, out, staged.part_out, staged.part_lse),
+                *_pointers(step.positions, step.tokens, staged.works, staged.counts),
+                *_pointers(out, staged.part_out, staged.part_lse),
+                *_pointers(heads.sinks, heads.slopes, step.tree_mask, step.tree_start),
                 _i32(heads.heads),
                 _i32(layout.kv_heads),
                 _f32(heads.scale * heads.key_scale),
@@ -185,16 +242,61 @@ class Kernels:
             ),
             shared_mem=shared,
         )
-        if len(staged.merges):
-            self._get(merge_instance(heads, staged.rows))(
-                (len(staged.merges), layout.kv_heads),
-                (128,),
-                (
-                    *_pointers(staged.merges, step.tokens, staged.part_out, staged.part_lse, out),
-                    _i32(heads.heads),
-                    _i32(layout.kv_heads),
-                ),
-            )
+        self._merge(step, staged, out, heads.sinks)
+
+    def attention_latent(
+        self, layout: LatentLayout, step: Step, staged: Staged, q: Tensor, pool: Tensor, out: Tensor, scale: float
+    ) -> None:
+        """Attention of absorbed queries q [tokens, heads, content + rotated] over latent KV, into out [tokens, heads,
+        content]. The plan's rows are those of decodes, with all heads for a group."""
+        if not len(staged.works):
+            return
+        sizes = (layout.content, layout.rotated)
+        instance, threads, shared = latent_instance(layout.dtype, sizes, shared_limit=self._library.shared_limit)
+        self._get(instance)(
+            (len(staged.works),),
+            (threads,),
+            (
+                *_pointers(q, pool, step.tables),
+                _i32(step.tables.shape[1]),
+                _i32(layout.tiles_per_block),
+                *_pointers(step.positions, step.tokens, staged.works, staged.counts),
+                *_pointers(out, staged.part_out, staged.part_lse),
+                _i32(q.shape[1]),
+                _f32(scale),
+            ),
+            shared_mem=shared,
+        )
+        self._merge(step, staged, out, None)
+
+    def _merge(self, step: Step, staged: Staged, out: Tensor, sinks: Tensor | None) -> None:
+        if not len(staged.merges):
+            return
+        kv_heads, size = staged.part_out.shape[1], staged.part_out.shape[3]
+        count = 0 if staged.counts is None else staged.counts[1:].data_ptr()
+        self._get(merge_instance(out.dtype, size, staged.rows))(
+            (len(staged.merges), kv_heads),
+            (128,),
+            (
+                *_pointers(staged.merges),
+                count,
+                *_pointers(step.tokens, staged.part_out, staged.part_lse, sinks, out),
+                _i32(out.shape[1]),
+                _i32(kv_heads),
+            ),
+        )
+
+    def gather_blocks(self, pools: list[Tensor], blocks: list[int]) -> Tensor:
+        """The blocks of all layers, one behind the other as bytes [layers, blocks, block_bytes]: to be swapped out."""
+        staging = torch.empty(len(pools), len(blocks), pools[0].shape[1], dtype=torch.uint8, device=self.device)
+        if blocks:
+            self._copy(pools, list(staging), [(block, i) for i, block in enumerate(blocks)])
+        return staging
+
+    def scatter_blocks(self, pools: list[Tensor], blocks: list[int], staging: Tensor) -> None:
+        """What `gather_blocks` gave, into these blocks."""
+        if blocks:
+            self._copy(list(staging), pools, [(i, block) for i, block in enumerate(blocks)])
 
     def copy_blocks(self, pools: list[Tensor], pairs: list[tuple[int, int]]) -> None:
         """Copy blocks in every layer, as if all were read before any is written."""
@@ -212,7 +314,7 @@ class Kernels:
             [[pool.data_ptr() for pool in pools] for pools in (sources, targets)], dtype=torch.int64
         ).to(self.device)
         listed = torch.tensor(pairs, dtype=torch.int32).to(self.device)
-        self._get(Instance("copy_blocks.cu", "copy_blocks"))(
+        self._get(COPY_BLOCKS)(
             (len(pairs), len(sources)), (256,), (*_pointers(table[0], table[1], listed), _i64(sources[0].shape[1]))
         )
 
@@ -220,65 +322,111 @@ class Kernels:
         """The norm of residual + x, which becomes the residual; of x when there is none."""
         out = torch.empty_like(x)
         if len(x):
-            self._get(Instance("add_rmsnorm.cu", f"add_rmsnorm<{NAMES[x.dtype]},{self._threads}>"))(
+            instance, threads, shared = norm_instance(x.dtype, self._threads)
+            self._get(instance)(
                 (len(x),),
-                (self._threads,),
+                (threads,),
                 (*_pointers(x, residual, weight, out), _i32(x.shape[1]), _f32(eps)),
-                shared_mem=self._threads // 32 * 4,
+                shared_mem=shared,
             )
         return out
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def gate_mul(self, gate_up: Tensor, activation: str = "silu") -> Tensor:
+        """activation(gate) · up of [rows, gate | up]: silu, gelu or gelu_tanh."""
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
         if rows:
-            self._get(Instance("silu_mul.cu", f"silu_mul<{NAMES[gate_up.dtype]}>"))(
+            self._get(gate_instance(gate_up.dtype, activation))(
                 (-(-rows * width // 8 // 256),), (256,), (*_pointers(gate_up, out), _i64(rows), _i32(width))
             )
         return out
 
-    def sample(
+    def scores(
         self,
         rows: Tensor,
-        draws: Draws,
+        draws: Draws | Tensor,
         *,
         counts: Tensor | None = None,
         allowed: Tensor | None = None,
         bias: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """A token for each row of logits [n, vocabulary], -1 where the row has no finite maximum. `counts` are int32
-        [*, vocabulary], `allowed` int32 bit masks [*, ⌈vocabulary / 32⌉], `bias` ids and fp64 values."""
+        """Logits [n, vocabulary] after penalties, bias and masks, fp64. `counts` are int32 [*, vocabulary], `allowed`
+        int32 bit masks [*, ⌈vocabulary / 32⌉], `bias` ids and fp64 values: `draws` says which are whose."""
         n, vocabulary = rows.shape
-        tokens = torch.empty(n, dtype=torch.int32, device=self.device)
-        if not n:
-            return tokens
-        on_device = torch.from_numpy(draws.view(np.uint8).reshape(n, -1)).to(self.device)
         scores = torch.empty(n, vocabulary, dtype=torch.float64, device=self.device)
         ids, values = bias if bias is not None else (None, None)
-        threads = self._sampling_threads
-        self._get(Instance("logits.cu", f"logits<{NAMES[rows.dtype]},{threads}>"))(
-            (n,),
-            (threads,),
-            (
-                *_pointers(rows),
-                _i64(rows.stride(0)),
-                *_pointers(on_device, counts, allowed, ids, values, scores),
-                _i32(vocabulary),
-            ),
-        )
-        self._get(Instance("sample.cu", f"sample<{threads}>"))(
-            (n,), (threads,), (*_pointers(scores, on_device, tokens), _i32(vocabulary)), shared_mem=_SAMPLE_SHARED
-        )
+        if n:
+            self._get(logits_instance(rows.dtype, self._sampling_threads))(
+                (n,),
+                (self._sampling_threads,),
+                (
+                    *_pointers(rows),
+                    _i64(rows.stride(0)),
+                    *_pointers(self._draws(draws), counts, allowed, ids, values, scores),
+                    _i32(vocabulary),
+                ),
+            )
+        return scores
+
+    def sample(self, scores: Tensor, draws: Draws | Tensor) -> Tensor:
+        """A token for each row of `scores`, -1 where the row has no finite maximum."""
+        n, vocabulary = scores.shape
+        tokens = torch.empty(n, dtype=torch.int32, device=self.device)
+        if n:
+            self._get(sample_instance(self._sampling_threads))(
+                (n,),
+                (self._sampling_threads,),
+                (*_pointers(scores, self._draws(draws), tokens), _i32(vocabulary)),
+                shared_mem=SAMPLE_SHARED,
+            )
         return tokens
+
+    def verify(self, firsts: Tensor, guesses: Tensor, parents: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which guesses are what was drawn: tokens, the nodes that they were drawn at, and how many, [n].
+
+        All int32. Sequence i has the nodes [firsts[i], firsts[i + 1]) of the others' [nodes]: its last token, then
+        guesses; a parent is a node of the same sequence, counted from its first. Tokens and nodes lie from firsts[i] on
+        and are defined as far as the count says."""
+        tokens, path = torch.empty_like(drawn), torch.empty_like(drawn)
+        counts = torch.empty(len(firsts) - 1, dtype=torch.int32, device=self.device)
+        if len(counts):
+            self._get(SPEC_VERIFY)(
+                (len(counts),), (32,), _pointers(firsts, guesses, parents, drawn, tokens, path, counts)
+            )
+        return tokens, path, counts
+
+    def reject(
+        self, firsts: Tensor, guesses: Tensor, target: Tensor, chances: Tensor | None, draws: Draws | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Rejection sampling of chains: tokens as `verify` lays them out, and how many.
+
+        `target` fp64 [nodes, vocabulary] are the target's distributions at each node, `chances` those that the guess
+        *after* it was drawn from (None: guesses were certain); guesses[i] is the guess after node i."""
+        tokens = torch.empty(len(target), dtype=torch.int32, device=self.device)
+        counts = torch.empty(len(firsts) - 1, dtype=torch.int32, device=self.device)
+        if len(counts):
+            instance, threads, shared = reject_instance(self._sampling_threads)
+            self._get(instance)(
+                (len(counts),),
+                (threads,),
+                (
+                    *_pointers(firsts, guesses, target, chances, self._draws(draws), tokens, counts),
+                    _i32(target.shape[1]),
+                ),
+                shared_mem=shared,
+            )
+        return tokens, counts
+
+    def _draws(self, draws: Draws | Tensor) -> Tensor:
+        """Records, or their bytes that are on the device already."""
+        if isinstance(draws, Tensor):
+            return draws
+        return torch.from_numpy(draws.view(np.uint8).reshape(len(draws), -1)).to(self.device)
 
     def _get(self, instance: Instance) -> Function:
         if (function := self._functions.get(instance)) is None:
             function = self._functions[instance] = self._library.get_function(instance)
         return function
-
-
-_SAMPLE_SHARED = 256 * (8 + 4) + 32 * 16 + 2 * 8 + 16 + 2 * 4
-"""Of struct Shared in sample.cu."""
 
 
 def _pointers(*tensors: Tensor | None) -> tuple[int, ...]:

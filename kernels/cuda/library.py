@@ -30,4 +30,9 @@ class Library(Protocol):
         """Bytes of shared memory that a block may have."""
         ...
 
+    @property
+    def blocks(self) -> int:
+        """Blocks of attention that run at once."""
+        ...
+
     def get_function(self, instance: Instance) -> Function: ...

@@ -64,6 +64,14 @@ def plan(queries: list[Query], group: int, rows: int, split: int = 0, window: in
     return Plan(_rows(works), _rows(merges), parts, rows)
 
 
+def fitting_split(queries: list[Query], group: int, rows: int, blocks: int, window: int = 0) -> int:
+    """The least power of two from 128 on with which there are at most `blocks` works, or no query is split."""
+    split = 128
+    while (made := plan(queries, group, rows, split, window)).parts and len(made.works) > blocks:
+        split *= 2
+    return split
+
+
 def _ranges(first: int, end: int, split: int) -> list[tuple[int, int]]:
     """Cut [first, end) at multiples of `split`: the cuts stay where they are as a sequence grows."""
     if not split:

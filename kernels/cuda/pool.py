@@ -2,7 +2,8 @@
 
 A layer's pool is bytes [block][tile of 16 tokens][KV head][keys, values][image]. An image is 16 rows of head_dim
 numbers as shared memory wants them: panels of 8, 4, 2 or 1 chunks of 16 bytes, rows one after another in a panel, and a
-row's chunks exchanged by its number (so that ldmatrix finds its 8 rows in 8 different banks).
+row's chunks exchanged by its number (so that ldmatrix finds its 8 rows in 8 different banks). A pool of latent KV
+has one image a tile: [block][tile of 16 tokens][image].
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ class PoolLayout:
         """Plain [2, blocks · block_size, kv_heads, head_dim] to a pool."""
         images = self._tiled(kv.to(self.dtype)).flatten(-2)
         stored = torch.empty_like(images.view(_integer(self.dtype)))
-        stored[..., self._places(kv.device)] = images.view(_integer(self.dtype))
+        stored[..., _places(self.head_dim, self.dtype, kv.device)] = images.view(_integer(self.dtype))
         return stored.view(torch.uint8).reshape(self.blocks, self.block_bytes)
 
     def unpack(self, pool: Tensor) -> Tensor:
         """A pool to plain [2, blocks · block_size, kv_heads, head_dim]."""
         tiles = self.blocks * self.tiles_per_block
-        images = pool.view(_integer(self.dtype)).view(tiles, self.kv_heads, 2, -1)[..., self._places(pool.device)]
+        images = pool.view(_integer(self.dtype)).view(tiles, self.kv_heads, 2, -1)
+        images = images[..., _places(self.head_dim, self.dtype, pool.device)]
         rows = images.view(self.dtype).view(tiles, self.kv_heads, 2, TILE, self.head_dim)
         return rows.permute(2, 0, 3, 1, 4).reshape(2, tiles * TILE, self.kv_heads, self.head_dim)
 
@@ -66,17 +68,68 @@ class PoolLayout:
         tiles = kv.view(2, -1, TILE, self.kv_heads, self.head_dim)
         return tiles.permute(1, 3, 0, 2, 4).contiguous()
 
-    def _places(self, device: torch.device) -> Tensor:
-        """Where each number of an image lies, by row then dimension."""
-        size = self.dtype.itemsize
-        chunks, per_chunk = self.head_dim * size // _CHUNK, _CHUNK // size
-        row = torch.arange(TILE, device=device).unsqueeze(1)
-        places = []
-        for start, width in _panels(chunks):
-            chunk = torch.arange(width, device=device) ^ ((row & 7) * width // 8)
-            at = start * TILE + row * width + chunk
-            places.append((at.unsqueeze(-1) * per_chunk + torch.arange(per_chunk, device=device)).view(TILE, -1))
-        return torch.cat(places, dim=1).reshape(-1)
+
+@dataclass(frozen=True, slots=True)
+class LatentLayout:
+    """Of models with multi-head latent attention: a token has one row of `content` + `rotated` numbers, which is its
+    key for all heads and whose content is its value. bfloat16 or float16."""
+
+    blocks: int
+    block_size: int
+    content: int
+    rotated: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.block_size < TILE or self.block_size % TILE:
+            raise ValueError(f"block_size is {self.block_size}; kernels need a multiple of {TILE}")
+        if self.content % 64 or self.rotated % 16 or self.dtype.itemsize != 2:
+            raise ValueError(
+                f"latent KV is {self.content} + {self.rotated} numbers of {self.dtype}; kernels need multiples of 64 "
+                "and of 16, of 16 bits"
+            )
+
+    @property
+    def width(self) -> int:
+        return self.content + self.rotated
+
+    @property
+    def tiles_per_block(self) -> int:
+        return self.block_size // TILE
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one layer."""
+        return self.block_size * self.width * self.dtype.itemsize
+
+    def allocate(self, device: torch.device | str = "cpu") -> Tensor:
+        """One layer's pool, zeroed, as bytes [blocks, block_bytes]."""
+        return torch.zeros(self.blocks, self.block_bytes, dtype=torch.uint8, device=device)
+
+    def pack(self, latent: Tensor) -> Tensor:
+        """Plain [blocks · block_size, width] to a pool."""
+        images = latent.to(self.dtype).contiguous().view(_integer(self.dtype)).view(-1, TILE * self.width)
+        stored = torch.empty_like(images)
+        stored[:, _places(self.width, self.dtype, latent.device)] = images
+        return stored.view(torch.uint8).reshape(self.blocks, self.block_bytes)
+
+    def unpack(self, pool: Tensor) -> Tensor:
+        """A pool to plain [blocks · block_size, width]."""
+        images = pool.view(_integer(self.dtype)).view(-1, TILE * self.width)
+        return images[:, _places(self.width, self.dtype, pool.device)].view(self.dtype).view(-1, self.width)
+
+
+def _places(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where each number of an image of rows of `width` numbers lies, by row then dimension."""
+    size = dtype.itemsize
+    chunks, per_chunk = width * size // _CHUNK, _CHUNK // size
+    row = torch.arange(TILE, device=device).unsqueeze(1)
+    places = []
+    for start, panel in _panels(chunks):
+        chunk = torch.arange(panel, device=device) ^ ((row & 7) * panel // 8)
+        at = start * TILE + row * panel + chunk
+        places.append((at.unsqueeze(-1) * per_chunk + torch.arange(per_chunk, device=device)).view(TILE, -1))
+    return torch.cat(places, dim=1).reshape(-1)
 
 
 def _panels(chunks: int) -> list[tuple[int, int]]:

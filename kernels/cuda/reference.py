@@ -19,8 +19,12 @@ def attention(
     scale: float,
     soft_cap: float = 0.0,
     window: int = 0,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    tree: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """q [tokens, Hq, d] over plain kv [2, slots, Hkv, d], in fp64."""
+    """q [tokens, Hq, d] over plain kv [2, slots, Hkv, d], in fp64. `sinks` and `slopes` [Hq] as in `Heads`, `tree` are
+    the masks and starts of `Step`."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // kv.shape[2]
     for query in queries:
@@ -32,10 +36,19 @@ def attention(
         if soft_cap:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         position = n[query.length - query.tokens :].unsqueeze(1)
+        if slopes is not None:
+            scores = scores + slopes.double().view(-1, 1, 1) * (n - position)
         hidden = n > position
+        if tree is not None:
+            mask, start = (one[mine].unsqueeze(1) for one in tree)
+            within = (n - start).clamp(0, 63)
+            hidden = torch.where((start >= 0) & (n >= start), (mask >> within) & 1 == 0, hidden & (start < 0))
         if window:
             hidden |= n <= position - window
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, query.tokens, 1)), dim=-1)
+        weights = scores.softmax(-1)[..., : query.length]
         out[mine] = torch.einsum("htn,nhd->thd", weights, values)
     return out
 
@@ -58,6 +71,20 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    return F.silu(gate) * up
+def gate_mul(gate_up: Tensor, activation: str) -> Tensor:
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    if activation == "silu":
+        return F.silu(gate) * up
+    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+
+
+def verify(guesses: list[int], parents: list[int], drawn: list[int]) -> tuple[list[int], list[int]]:
+    """Tokens that a drafted tree yields, and the nodes that they were drawn at."""
+    node, tokens, path = 0, [drawn[0]], [0]
+    while (
+        right := [i for i in range(len(drawn)) if parents[i] == node and i > node and guesses[i] == tokens[-1]]
+    ) and (tokens[-1] >= 0):
+        node = right[0]
+        tokens.append(drawn[node])
+        path.append(node)
+    return tokens, path

@@ -13,9 +13,6 @@ FN uint64_t key_of(double score) {
   return bits >> 63 ? ~bits : bits | 1ull << 63;
 }
 
-struct Candidate { double value; int id; };
-FN bool better(const Candidate& a, const Candidate& b) { return a.value > b.value || (a.value == b.value && a.id < b.id); }
-
 struct Last { uint64_t key; uint32_t low; };  // the least candidate kept: its score's key, the complement of its id
 FN bool keeps(const Last& last, uint64_t key, int id) { return key > last.key || (key == last.key && ~(uint32_t)id >= last.low); }
 
@@ -27,20 +24,6 @@ struct Shared {
   Last last;
   int found, sick;
 };
-
-template <int THREADS> FN Candidate best_of_block(Shared& shared, Candidate mine) {
-#pragma unroll
-  for (int k = 16; k; k >>= 1) {
-    Candidate other = {__shfl_xor_sync(~0u, mine.value, k), __shfl_xor_sync(~0u, mine.id, k)};
-    if (better(other, mine)) mine = other;
-  }
-  __syncthreads();  // an earlier answer has been read
-  if (threadIdx.x % 32 == 0) shared.best[threadIdx.x / 32] = mine;
-  __syncthreads();
-  for (int i = 0; i < THREADS / 32; i++)
-    if (better(shared.best[i], mine)) mine = shared.best[i];
-  return mine;
-}
 
 }  // namespace
 
@@ -61,7 +44,7 @@ sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, in
     if (!(one.value < -none)) shared.sick = 1;  // NaN or infinite
     if (better(one, top)) top = one;
   }
-  top = best_of_block<THREADS>(shared, top);
+  top = best_of_block<THREADS>(shared.best, top);
   if (shared.sick || top.value == none) {
     if (threadIdx.x == 0) tokens[blockIdx.x] = -1;
     return;
@@ -149,6 +132,6 @@ sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, in
       if (better(one, chosen)) chosen = one;
     }
   }
-  chosen = best_of_block<THREADS>(shared, chosen);
+  chosen = best_of_block<THREADS>(shared.best, chosen);
   if (threadIdx.x == 0) tokens[blockIdx.x] = chosen.id;
 }

@@ -40,14 +40,21 @@ template <class KV, int D> struct Pool {
 // A part of attention's work: rows [row, row_end) of the packed rows of some query tokens (row = token · G + head of
 // the group), against keys [key, key_end) of a block table. `key` is a multiple of 16.
 struct Work { int table, tokens, row, row_end, key, key_end, part, unused; };
+// Parts [part, part + parts) are about the same rows [row, row_end).
+struct Merge { int tokens, row, row_end, part, parts, unused0, unused1, unused2; };
 
 template <class T, class KV> struct MmaType { using type = T; };
 template <class T> struct MmaType<T, e4m3> { using type = f16; };  // e4m3 is exact in half
 
 struct Scores { float scale, soft_cap, per_soft_cap; };
 
+// What a model or a step adds to scores. ALiBi: a slope for each query head, times how far back a key lies. Trees: a
+// token that is a node of a drafted tree sees all keys before `tree_start` of its token, and of the 64 from there on
+// those of its mask. Below 0 it is none. Null pointers are nothing of the kind.
+struct Bias { const float* slopes; const uint64_t* tree_mask; const int* tree_start; };
+
 // What a warp knows of its 16 query rows. A lane holds rows lane / 4 (half 0) and lane / 4 + 8 (half 1).
-template <class T, class KV, int D, bool QUERY_IN_REGISTERS> struct Rows {
+template <class T, class KV, int D, bool QUERY_IN_REGISTERS, bool BIASED> struct Rows {
   using M = typename MmaType<T, KV>::type;
   using Query = Image<M, D>;
   using Keys = Image<KV, D>;
@@ -56,13 +63,16 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS> struct Rows {
 
   float out[D / 8][4], most[2], total[2];
   int last[2], first[2];  // the keys that a row sees
+  float slope[BIASED ? 2 : 1];
+  int here[BIASED ? 2 : 1], tree_start[BIASED ? 2 : 1];
+  uint64_t tree_mask[BIASED ? 2 : 1];
   uint32_t query[QUERY_IN_REGISTERS ? D / 16 : 1][4];
   const unsigned char* image;
 
   FN static int lane() { return threadIdx.x & 31; }
 
   FN void start(const unsigned char* query_image, const Work& work, int row, const int* token_of, const int* position,
-                int group, int window) {
+                int head0, int group, int window, const Bias& bias) {
     image = query_image;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -72,6 +82,18 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS> struct Rows {
       last[h] = r < work.row_end ? min(position[token_of[work.tokens + r / group]], work.key_end - 1) : -1;
       first[h] = 0;
       if (window > 0 && r < work.row_end) first[h] = position[token_of[work.tokens + r / group]] - window + 1;
+      if constexpr (BIASED) {
+        slope[h] = 0.f, here[h] = 0, tree_start[h] = 0x7FFFFFFF, tree_mask[h] = 0;
+        if (r >= work.row_end) continue;
+        const int token = token_of[work.tokens + r / group];
+        here[h] = position[token];
+        if (bias.slopes) slope[h] = bias.slopes[head0 + r % group] * LOG2E;
+        if (bias.tree_mask && bias.tree_start[token] >= 0) {
+          tree_start[h] = bias.tree_start[token];
+          tree_mask[h] = bias.tree_mask[token];
+          last[h] = work.key_end - 1;  // keys of a tree lie in the order of its nodes, positions do not
+        }
+      }
     }
 #pragma unroll
     for (int i = 0; i < D / 8; i++)
@@ -176,7 +198,13 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS> struct Rows {
           int n = key + 8 * j + 2 * c + e;
           float x = s[j][2 * h + e] * how.scale;
           if (how.soft_cap > 0.f) x = how.soft_cap * tanhf(x * how.per_soft_cap);
-          x = n <= last[h] && n >= first[h] ? x * LOG2E : minus_infinity();
+          bool seen = n <= last[h] && n >= first[h];
+          x *= LOG2E;
+          if constexpr (BIASED) {
+            x += slope[h] * (n - here[h]);
+            seen = seen && (n < tree_start[h] || (tree_mask[h] >> (n - tree_start[h] & 63) & 1));
+          }
+          x = seen ? x : minus_infinity();
           s[j][2 * h + e] = x;
           top = fmaxf(top, x);
         }
@@ -233,6 +261,11 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS> struct Rows {
     }
   }
 };
+
+// What a row's weights sum to with its head's sink: a key without a value, that takes weight only.
+FN float with_sink(float total, float most, const float* sinks, int head) {
+  return sinks ? total + exp2_fast(sinks[head] * LOG2E - most) : total;
+}
 
 // Query rows [row, row + 16·WARPS) to images in shared memory, 16 rows each; rows past the work's end are zero.
 template <class T, class M, int D>

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cuda import reference
-from octavo.kernels.cuda.launch import DECODE_ROWS, PREFILL_ROWS, Heads, Kernels, Step
+from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS, Heads
+from octavo.kernels.cuda.launch import Kernels, Step
 from octavo.kernels.cuda.plan import Query, plan
 from octavo.kernels.cuda.pool import PoolLayout
 
 
 @dataclass(frozen=True)
 class Case:
-    """`lengths` are (query tokens, context length) of each sequence."""
+    """`lengths` are (query tokens, context length) of each sequence. With `tree`, its query tokens are nodes of a tree;
+    `on_device` has the plan made there."""
 
     lengths: tuple[tuple[int, int], ...]
     heads: int = 4
@@ -27,13 +29,20 @@ class Case:
     split: int = 0
     window: int = 0
     soft_cap: float = 0.0
+    sinks: bool = False
+    alibi: bool = False
+    tree: bool = False
+    on_device: bool = False
 
     @property
     def spec(self) -> Heads:
         blocks = sum(-(-length // self.block_size) for _, length in self.lengths) + 1
         scales = (0.02, 0.05) if self.kv_dtype.itemsize == 1 else (1.0, 1.0)
         layout = PoolLayout(blocks, self.block_size, self.kv_heads, self.head_dim, self.kv_dtype)
-        return Heads(self.heads, self.dtype, layout, self.head_dim**-0.5, self.soft_cap, self.window, *scales)
+        sinks = torch.linspace(-1, 3, self.heads) if self.sinks else None
+        slopes = 0.5 ** torch.arange(1, self.heads + 1) if self.alibi else None
+        scale = self.head_dim**-0.5
+        return Heads(self.heads, self.dtype, layout, scale, self.soft_cap, self.window, *scales, sinks, slopes)
 
 
 def run(kernels: Kernels, case: Case, rows: int) -> tuple[Tensor, Tensor]:
@@ -60,8 +69,16 @@ def run(kernels: Kernels, case: Case, rows: int) -> tuple[Tensor, Tensor]:
     pool = layout.pack(kv / scales)
     stored = layout.unpack(pool).float() * scales
 
-    step = Step(torch.cat(positions).int(), torch.empty(0), torch.arange(tokens).int(), tables)
-    staged = kernels.stage(plan(queries, spec.group, rows, case.split, case.window), spec)
+    tree = trees(case.lengths, generator) if case.tree else (None, None)
+    step = Step(torch.cat(positions).int(), torch.empty(0), torch.arange(tokens).int(), tables, *tree)
+    made = plan(queries, spec.group, rows, case.split, case.window)
+    if case.on_device:
+        staged = kernels.room(len(made.works) + 3, len(made.merges) + 2, made.parts, rows, case.kv_heads, case.head_dim)
+        lengths = torch.tensor([query.length for query in queries], dtype=torch.int32)
+        firsts = torch.tensor([query.first for query in queries] + [tokens], dtype=torch.int32)
+        kernels.plan(staged, lengths, firsts, spec.group, split=case.split, window=case.window)
+    else:
+        staged = kernels.stage(made, case.kv_heads, case.head_dim)
     staged.part_out.fill_(torch.nan)
     staged.part_lse.fill_(torch.nan)
     out = torch.full_like(q, torch.nan)
@@ -75,8 +92,26 @@ def run(kernels: Kernels, case: Case, rows: int) -> tuple[Tensor, Tensor]:
         scale=spec.scale,
         soft_cap=case.soft_cap,
         window=case.window,
+        sinks=spec.sinks,
+        slopes=spec.slopes,
+        tree=None if tree[0] is None or tree[1] is None else (tree[0], tree[1]),
     )
     return out, expected
+
+
+def trees(lengths: tuple[tuple[int, int], ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Masks and starts: each sequence's tokens are nodes, parents before children; of the last one only, none."""
+    masks: list[int] = []
+    starts: list[int] = []
+    for i, (n, length) in enumerate(lengths):
+        plain = i == len(lengths) - 1
+        mine: list[int] = []
+        for node in range(n):
+            parent = int(torch.randint(-1, node, (1,), generator=generator)) if node else -1
+            mine.append((mine[parent] if parent >= 0 else 0) | 1 << node)
+        masks += [0] * n if plain else [mask - (mask >> 63 << 64) for mask in mine]
+        starts += [-1 if plain else length - n] * n
+    return torch.tensor(masks), torch.tensor(starts, dtype=torch.int32)
 
 
 DECODES = {
@@ -87,12 +122,19 @@ DECODES = {
     "split": Case(((1, 200), (1, 17), (2, 100)), split=32),
     "window, cap, blocks of 32": Case(((1, 130), (2, 50)), window=40, soft_cap=5.0, block_size=32),
     "fp8 split": Case(((1, 130),), kv_dtype=torch.float8_e4m3fn, split=64, block_size=48),
+    "sinks": Case(((1, 130), (1, 3)), sinks=True),
+    "sinks, split on the device": Case(((1, 130), (2, 40), (1, 3)), sinks=True, split=48, on_device=True),
+    "alibi, cap": Case(((1, 130), (2, 40)), alibi=True, soft_cap=5.0),
+    "tree": Case(((8, 90), (3, 20), (2, 33)), tree=True),
+    "tree, alibi, split, window": Case(((6, 90), (1, 33)), tree=True, alibi=True, split=32, window=60),
 }
 PREFILLS = {
     "gqa": Case(((70, 130), (5, 5), (1, 40), (33, 33))),
     "mqa of 3, fp16": Case(((50, 60),), heads=3, kv_heads=1, dtype=torch.float16, kv_dtype=torch.float16),
     "fp8": Case(((40, 75),), kv_dtype=torch.float8_e4m3fn),
     "split, window, cap": Case(((40, 150), (3, 3)), split=64, window=70, soft_cap=5.0, block_size=32),
+    "sinks, split on the device": Case(((40, 150), (3, 3)), split=64, window=70, sinks=True, on_device=True),
+    "tree of 64, alibi": Case(((64, 150), (40, 75)), tree=True, alibi=True),
 }
 WIDTHS = {80: torch.bfloat16, 96: torch.bfloat16, 128: torch.bfloat16, 256: torch.bfloat16, 32: torch.float8_e4m3fn}
 

@@ -10,9 +10,28 @@ import pytest
 import torch
 
 from octavo.kernels.cuda.emulator import Emulator
-from octavo.kernels.cuda.launch import Kernels, append_instance, attention_instance, merge_instance
+from octavo.kernels.cuda.instances import (
+    ACTIVATIONS,
+    COPY_BLOCKS,
+    DECODE_ROWS,
+    PLAN_THREADS,
+    SPEC_VERIFY,
+    append_instance,
+    append_latent_instance,
+    attention_instance,
+    gate_instance,
+    latent_instance,
+    logits_instance,
+    merge_instance,
+    norm_instance,
+    plan_instance,
+    reject_instance,
+    sample_instance,
+)
+from octavo.kernels.cuda.launch import Kernels
 from octavo.kernels.cuda.sources import HERE, Instance
 from tests.kernels.bench import BOTH, DECODES, PREFILLS, WIDTHS, Case, wide
+from tests.kernels.latent import LATENT_LIMITS, LATENTS
 
 Maker: TypeAlias = Callable[[int], Kernels]
 """An order of execution to kernels; odd orders have bulk copies late, orders 2 and 3 have cp.async in their place."""
@@ -41,22 +60,25 @@ def instances() -> list[Instance]:
     found = []
     for case, rows in cases:
         for bulk in (False, True):
-            instance, _, _ = attention_instance(case.spec, rows, bulk=bulk, shared_limit=227 * 1024)
+            biased = case.alibi or case.tree
+            instance, _, _ = attention_instance(case.spec, rows, biased=biased, bulk=bulk, shared_limit=227 * 1024)
             if bulk or case.head_dim == 64:  # other widths run with bulk copies only
                 found.append(instance)
         if case.split:
-            found.append(merge_instance(case.spec, rows))
+            found.append(merge_instance(case.dtype, case.head_dim, rows))
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
         spec = Case(((1, 1),), kv_dtype=dtype).spec
         found += [append_instance(spec, interleaved=interleaved) for interleaved in (False, True)]
     found.append(append_instance(Case(((1, 1),), dtype=torch.float16, kv_dtype=torch.float16).spec, interleaved=False))
-    found += [Instance("copy_blocks.cu", "copy_blocks"), Instance("sample.cu", f"sample<{THREADS}>")]
-    for name in ("bf16", "f16", "float"):
-        found += [
-            Instance("add_rmsnorm.cu", f"add_rmsnorm<{name},{THREADS}>"),
-            Instance("silu_mul.cu", f"silu_mul<{name}>"),
-        ]
-    found += [Instance("logits.cu", f"logits<{name},{THREADS}>") for name in ("bf16", "float")]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        found.append(norm_instance(dtype, THREADS)[0])
+        found += [gate_instance(dtype, activation) for activation in ACTIVATIONS]
+    found += [logits_instance(dtype, THREADS) for dtype in (torch.bfloat16, torch.float32)]
+    for sizes in LATENTS:
+        found += [latent_instance(torch.bfloat16, sizes, shared_limit=limit)[0] for limit in LATENT_LIMITS]
+        found += [append_latent_instance(torch.bfloat16, sizes), merge_instance(torch.bfloat16, sizes[0], DECODE_ROWS)]
+    found += [COPY_BLOCKS, SPEC_VERIFY, plan_instance(PLAN_THREADS)[0], sample_instance(THREADS)]
+    found.append(reject_instance(THREADS)[0])
     return found
 
 
@@ -69,9 +91,11 @@ def emulator() -> Emulator:
 
 @pytest.fixture(scope="session")
 def kernels(emulator: Emulator) -> Maker:
-    return lambda order: Kernels(
-        emulator.ordered(order, bulk=bulk_in(order)), torch.device("cpu"), threads=THREADS, sampling_threads=THREADS
-    )
+    return lambda order: made(emulator.ordered(order, bulk=bulk_in(order)))
+
+
+def made(library: Emulator) -> Kernels:
+    return Kernels(library, torch.device("cpu"), threads=THREADS, sampling_threads=THREADS)
 
 
 @pytest.fixture(scope="session")

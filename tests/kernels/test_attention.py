@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.kernels.cuda.launch import DECODE_ROWS, PREFILL_ROWS
+from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
 from octavo.kernels.cuda.plan import Query, plan
 from tests.kernels.bench import BOTH, DECODES, PREFILLS, WIDTHS, run, wide
 from tests.kernels.conftest import Maker

@@ -4,42 +4,63 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import pytest
 import torch
 
-from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig
+from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig, SchedulerConfig
 from octavo.core.messages import Sampling
 from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.executor import CpuExecutor
-from octavo.executors.cpu.layout import PoolShape
-from octavo.executors.cpu.llama import KvPool
-from octavo.executors.cpu.probe import load_exact
-from octavo.executors.cuda.executor import CudaExecutor, facts_for
-from octavo.executors.loading.folder import load_folder
+from octavo.executors.cuda.emulated import again
+from octavo.executors.cuda.executor import CudaExecutor
+from octavo.executors.cuda.graphs import Recorder, Replay
+from octavo.executors.cuda.memory import RESERVED
 from octavo.kernels.cuda.device import DeviceError
-from tests.executors.driver import DECODE, Driver
+from tests.executors.driver import DECODE, Driver, Sequence
 from tests.executors.tiny import VOCAB, save_tiny
 from tests.kernels.conftest import Maker
 
 GREEDY = Sampling(temperature=0.0, logprobs=3)
-Make: TypeAlias = Callable[[int, int], Driver]
-"""An order of execution, a block size."""
+Mode: TypeAlias = Literal["fast", "exact"]
+Make: TypeAlias = Callable[..., CudaExecutor]
+"""order=0, mode="fast", block_size=16, tokens=1024, memory=Bytes(), fit=False, recorder=None."""
 
 
-def config(folder: Path, block_size: int = 16, tokens: int = 1024) -> Config:
+@dataclass
+class Bytes:
+    """A device with so many bytes free and so many that a step takes; counts its steps."""
+
+    free_bytes: int = 1 << 40
+    peak: int = 0
+    ran: list[bool] = field(default_factory=list)
+    run: bool = False
+
+    def free(self) -> int:
+        return self.free_bytes
+
+    def peak_of(self, work: Callable[[], None]) -> int:
+        if self.run:
+            work()
+        self.ran.append(self.run)
+        return self.peak
+
+
+def config(folder: Path, block_size: int = 16, tokens: int = 1024, mode: Mode = "fast", fit: bool = False) -> Config:
     return Config(
         model=ModelConfig(path=str(folder)),
-        kv=KvConfig(block_size=block_size, tokens=tokens),
-        executor=ExecutorConfig(threads=1),
+        kv=KvConfig(block_size=block_size, tokens=tokens, fit=fit),
+        executor=ExecutorConfig(threads=1, mode=mode),
+        scheduler=SchedulerConfig(max_sequences=4, chunk_budget=20),
     )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two heads of 64 over one KV head."""
+    """Four heads of 64 over two KV heads."""
     made = tmp_path_factory.mktemp("models") / "tiny64"
     save_tiny(
         made,
@@ -55,21 +76,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exact(folder: Path) -> CpuExecutor:
-    model = load_folder(folder)
-    facts, spec = facts_for(config(folder), "tiny64", model, torch.float16), model.spec
-    with torch.inference_mode():
-        pool = KvPool(PoolShape(facts.total_blocks, facts.block_size, spec.kv_heads, spec.head_dim), spec.layers)
-        return CpuExecutor(load_exact(model), pool, facts)
+    return CpuExecutor.load(config(folder))
 
 
 @pytest.fixture
 def make(folder: Path, kernels: Maker) -> Make:
     """In fp16: its 11 bits leave greedy tokens of so small a model alone."""
 
-    def made(order: int, block_size: int) -> Driver:
-        model = load_folder(folder)
-        facts = facts_for(config(folder, block_size), "tiny64", model, torch.float16)
-        return Driver(CudaExecutor(model, kernels(order), facts, torch.float16), seed=order)
+    def made(
+        order: int = 0,
+        mode: Mode = "fast",
+        block_size: int = 16,
+        tokens: int = 1024,
+        memory: Bytes | None = None,
+        fit: bool = False,
+        recorder: Recorder | None = None,
+    ) -> CudaExecutor:
+        settings = config(folder, block_size, tokens, mode, fit)
+        return CudaExecutor.on(kernels(order), settings, torch.float16, memory or Bytes(), recorder)
 
     return made
 
@@ -78,9 +102,12 @@ def prompt(seed: int, n: int) -> list[int]:
     return [random.Random(f"{seed} {i}").randrange(VOCAB) for i in range(n)]
 
 
-@pytest.mark.parametrize(("order", "block_size"), [(0, 16), (1, 32), (2, 16), (3, 48)])
+@pytest.mark.parametrize(
+    ("order", "block_size", "mode", "recorder"),
+    [(0, 16, "fast", None), (1, 32, "exact", None), (2, 16, "exact", again), (3, 48, "fast", again)],
+)
 def test_a_crowd_gives_the_tokens_of_the_exact_executor(
-    make: Make, exact: CpuExecutor, order: int, block_size: int
+    make: Make, exact: CpuExecutor, order: int, block_size: int, mode: Mode, recorder: Recorder | None
 ) -> None:
     """Chunks and decodes in one step, a warm start, a fork with a copied tail; greedy, seeded, restricted."""
     samplings = [
@@ -91,7 +118,7 @@ def test_a_crowd_gives_the_tokens_of_the_exact_executor(
         Sampling(temperature=0.0, logprobs=3, presence=0.1, min_tokens=3, ends=tuple(range(1, 90)), bias={9: 1.0}),
     ]
     prompts = [prompt(1, 40), prompt(2, 19), prompt(3, 3), prompt(4, 5), prompt(5, 8)]
-    driver = make(order, block_size)
+    driver = Driver(make(order, mode, block_size, recorder=recorder), seed=order)
     live = [driver.open(ids, sampling=sampling) for ids, sampling in zip(prompts, samplings, strict=True)]
     for _ in range(6):
         driver.advance(live, chunk=17)
@@ -101,14 +128,7 @@ def test_a_crowd_gives_the_tokens_of_the_exact_executor(
         driver.advance([warm, child, live[0]])
     for sequence in (*live, warm, child):
         assert sequence.failure is None
-        alone = Driver(exact)
-        expected = alone.open(
-            sequence.ids[: len(sequence.ids) - len(sequence.logprobs)],
-            prompt_len=sequence.prompt_len,
-            sampling=sequence.sampling,
-        )
-        while len(expected.logprobs) < len(sequence.logprobs):
-            alone.advance([expected])
+        expected = replayed(exact, sequence)
         assert sequence.ids == expected.ids
         for got, want in zip(sequence.logprobs, expected.logprobs, strict=True):
             assert got is not None
@@ -117,8 +137,114 @@ def test_a_crowd_gives_the_tokens_of_the_exact_executor(
             assert got.top_logprobs == pytest.approx(want.top_logprobs, abs=0.05)
 
 
+def replayed(executor: CpuExecutor | CudaExecutor, sequence: Sequence, chunk: int | None = None) -> Sequence:
+    """The same request alone."""
+    alone = Driver(executor, seed=99)
+    made = alone.open(
+        sequence.ids[: len(sequence.ids) - len(sequence.logprobs)],
+        prompt_len=sequence.prompt_len,
+        sampling=sequence.sampling,
+    )
+    while len(made.logprobs) < len(sequence.logprobs):
+        alone.advance([made], chunk)
+    return made
+
+
+def test_in_exact_mode_numbers_do_not_depend_on_company_chunks_or_blocks(make: Make) -> None:
+    """Bit for bit: the log-probabilities that come with the tokens."""
+    sampling = Sampling(temperature=0.9, seed=3, logprobs=5)
+    driver = Driver(make(1, "exact"))
+    crowd = [driver.open(prompt(i, n), sampling=sampling) for i, n in enumerate((50, 3, 18))]
+    for _ in range(8):
+        driver.advance(crowd, chunk=13)
+    other = make(2, "exact", block_size=48, recorder=again)
+    for sequence in crowd:
+        alone = replayed(other, sequence, chunk=7)
+        assert alone.ids == sequence.ids
+        assert [entry.top_logprobs for entry in alone.logprobs if entry] == [
+            entry.top_logprobs for entry in sequence.logprobs if entry
+        ]
+
+
+class Recording:
+    """A recorder that does not forgive: what the host brings to the device while a graph runs would be frozen in it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.recorded = self.replayed = 0
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, work: Callable[[], None]) -> Replay:
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            with self._monkeypatch.context() as patched:
+                for name in ("tensor", "from_numpy", "as_tensor"):
+                    patched.setattr(torch, name, forbidden)
+                for name in ("item", "tolist", "cpu", "numpy"):
+                    patched.setattr(torch.Tensor, name, forbidden)
+                work()
+
+        return replay
+
+
+def forbidden(*args: object, **how: object) -> None:
+    raise AssertionError("a graph cannot hold what the host does")
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_decodes_are_recorded_once_for_each_kind_and_give_the_tokens_of_launches(
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    """Three sequences, then two, then four: kinds for four, two and four again; positions cross blocks."""
+    recording = Recording(monkeypatch)
+
+    def run(executor: CudaExecutor) -> list[list[int]]:
+        driver = Driver(executor, seed=5)
+        live = [driver.open(prompt(i, 14 + i), sampling=GREEDY) for i in range(4)]
+        driver.advance(live)
+        for crowd, steps in ((live[:3], 4), (live[1:3], 2), (live, 3)):
+            for _ in range(steps):
+                driver.advance(crowd)
+        return [sequence.ids for sequence in live]
+
+    assert run(make(1, mode, recorder=recording)) == run(make(1, mode))
+    assert (recording.recorded, recording.replayed) == (2, 9)
+
+
+def test_the_pool_is_what_memory_leaves_once_the_worst_step_has_run(make: Make) -> None:
+    block_bytes = make(tokens=16).facts.block_bytes
+    memory = Bytes(free_bytes=RESERVED + 10_000 + 7 * block_bytes + 5, peak=10_000, run=True)
+    executor = make(fit=True, memory=memory)
+    assert memory.ran == [True]
+    assert executor.facts.total_blocks == 7
+    assert Driver(executor).open(prompt(1, 20), sampling=GREEDY).failure is None
+    with pytest.raises(ModelError, match=r"leaves a pool of 112 tokens, kv\.tokens asks for 128; lower it"):
+        make(tokens=128, memory=memory)
+    with pytest.raises(ModelError, match=r"leaves a pool of 0 tokens; lower scheduler\.chunk_budget"):
+        make(fit=True, memory=Bytes(free_bytes=RESERVED))
+
+
+def test_prompt_logprobs_are_those_of_the_exact_executor(make: Make, exact: CpuExecutor) -> None:
+    sampling = Sampling(temperature=0.0, prompt_logprobs=2)
+    told = []
+    for executor in (make(1), exact):
+        driver = Driver(executor)
+        sequence = driver.open(prompt(7, 45), sampling=sampling)
+        entries = []
+        while not sequence.output:
+            driver.advance([sequence], chunk=40)
+            assert driver.last is not None
+            entries += [entry for chunk in driver.last.prompts for entry in chunk.entries]
+        told.append(entries)
+    got, want = told
+    assert [entry.token for entry in got] == [entry.token for entry in want] == prompt(7, 45)[1:]
+    for one, other in zip(got, want, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=0.05)
+
+
 def test_a_sequence_that_cannot_be_computed_fails_alone(make: Make) -> None:
-    driver = make(0, 16)
+    driver = Driver(make())
     good, sick = driver.open([5, 6, 7], sampling=GREEDY), driver.open([1, VOCAB, 3], sampling=GREEDY)
     driver.step((good, 3), (sick, 3))
     assert good.failure is None
@@ -131,10 +257,10 @@ def test_a_sequence_that_cannot_be_computed_fails_alone(make: Make) -> None:
     assert len(good.output) == 2
 
 
-def test_numbers_that_are_not_finite_fail_their_sequence(folder: Path, kernels: Maker) -> None:
-    model = load_folder(folder)
-    model.weights["embed"][40] = torch.inf
-    executor = CudaExecutor(model, kernels(1), facts_for(config(folder), "x", model, torch.float16), torch.float16)
+def test_numbers_that_are_not_finite_fail_their_sequence(make: Make) -> None:
+    executor = make(1)
+    with torch.inference_mode():
+        executor.forward.llama.embed[40] = torch.inf
     driver = Driver(executor)
     good, sick = driver.open([5, 6, 7], sampling=GREEDY), driver.open([1, 40, 3], sampling=GREEDY)
     driver.step((good, 3), (sick, 3))
@@ -144,9 +270,9 @@ def test_numbers_that_are_not_finite_fail_their_sequence(folder: Path, kernels: 
 
 
 @pytest.mark.parametrize(("block_size", "tokens", "word"), [(24, 1024, "block_size is 24"), (16, 8, "holds no block")])
-def test_what_kernels_cannot_do_is_said_at_load(folder: Path, block_size: int, tokens: int, word: str) -> None:
+def test_what_kernels_cannot_do_is_said_at_load(make: Make, block_size: int, tokens: int, word: str) -> None:
     with pytest.raises(ModelError, match=word):
-        facts_for(config(folder, block_size, tokens), "tiny64", load_folder(folder), torch.float16)
+        make(block_size=block_size, tokens=tokens)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

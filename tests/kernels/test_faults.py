@@ -1,10 +1,15 @@
-"""Every fault of `faults.py` makes a check fail, in some order of execution, that the kernels as they are pass."""
+"""Every fault of `faults.py` makes a check fail, in some order of execution, that the kernels as they are pass.
+
+On each run a sample of them, another one whenever a kernel changes; all with `--kernels-all`, which writes the result.
+"""
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +17,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from octavo.kernels.cuda.cache import digest
 from octavo.kernels.cuda.emulator import Emulator
-from octavo.kernels.cuda.launch import DECODE_ROWS, PREFILL_ROWS, Kernels
+from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
+from octavo.kernels.cuda.launch import Kernels
 from octavo.kernels.cuda.sources import HERE
-from tests.kernels import test_attention, test_pool, test_rows
+from tests.kernels import latent, test_attention, test_latent, test_plan, test_pool, test_rows, test_verify
 from tests.kernels.bench import DECODES, PREFILLS, Case, run
-from tests.kernels.conftest import THREADS, bulk_in
+from tests.kernels.conftest import bulk_in, made
 from tests.kernels.faults import FAULTS, Fault
+from tests.kernels.results import write
 
+SAMPLE = 12
 LONG = Case(((1, 300), (2, 77)))
 """Each warp's ring goes round more than once."""
 
@@ -28,27 +37,81 @@ def attention(case: Case, rows: int) -> Callable[[Kernels], None]:
     return lambda kernels: test_attention.close(*run(kernels, case, rows))
 
 
+def absorbed(name: str) -> Callable[[Kernels], None]:
+    return lambda kernels: test_attention.close(*latent.run(kernels, latent.CASES[name]))
+
+
+def append(normed: bool, rotated: int, kv_dtype: torch.dtype = torch.bfloat16) -> Callable[[Kernels], None]:
+    spec = replace(LONG, kv_dtype=kv_dtype).spec
+    return lambda kernels: test_pool.append(lambda _: kernels, spec, normed, rotated, False, 0)
+
+
+def gate(activation: str) -> Callable[[Kernels], None]:
+    return lambda kernels: test_rows.test_gate_mul(lambda _: kernels, torch.float32, activation)
+
+
 def sampler(kernels: Kernels) -> None:
     for kind in test_rows.KINDS:
         test_rows.test_tokens_are_those_of_the_executors_sampler(lambda _: kernels, kind, 0)
 
 
+def planner(kernels: Kernels) -> None:
+    for split, window in ((64, 0), (512, 90), (test_plan.NO_SPLIT, 90)):
+        test_plan.test_with_a_fixed_split(lambda _: kernels, 0, 300, PREFILL_ROWS, split, window)
+
+
+def rejection(kernels: Kernels) -> None:
+    for seed in range(12):
+        test_verify.reject(kernels, seed)
+
+
+def blocks(kernels: Kernels) -> None:
+    test_pool.test_blocks_are_copied_as_if_at_once(lambda _: kernels, 0)
+    test_pool.test_blocks_go_out_and_come_back_elsewhere(lambda _: kernels, 0)
+
+
+SINKS = replace(DECODES["sinks, split on the device"], on_device=False)
 CHECKS: dict[str, Callable[[Kernels], None]] = {
     "decode": attention(LONG, DECODE_ROWS),
     "prefill": attention(PREFILLS["gqa"], PREFILL_ROWS),
-    "window": attention(replace(LONG, window=40), DECODE_ROWS),
+    "prefill split": attention(PREFILLS["split, window, cap"], PREFILL_ROWS),
+    "prefill sinks": attention(replace(PREFILLS["gqa"], sinks=True), PREFILL_ROWS),
+    "window": attention(replace(LONG, window=40, soft_cap=5.0), DECODE_ROWS),
     "fp8": attention(DECODES["fp8"], DECODE_ROWS),
     "split": attention(DECODES["split"], DECODE_ROWS),
-    "append": lambda kernels: test_pool.append(lambda _: kernels, LONG.spec, False, 64, False, 0),
+    "many parts": attention(Case(((1, 300),), split=32), DECODE_ROWS),
+    "sinks": attention(DECODES["sinks"], DECODE_ROWS),
+    "sinks split": attention(DECODES["sinks, split on the device"], DECODE_ROWS),
+    "biased": attention(DECODES["alibi, cap"], DECODE_ROWS),
+    "tree": attention(DECODES["tree"], DECODE_ROWS),
+    "append": append(False, 64),
+    "append part": append(False, 32),
+    "append normed": append(True, 64),
+    "append fp8": append(False, 64, torch.float8_e4m3fn),
+    "copy": blocks,
     "norm": lambda kernels: test_rows.test_add_rmsnorm(lambda _: kernels, torch.float32, 0),
+    "norm of little": lambda kernels: test_rows.norm(kernels, torch.float32, 1e-3),
+    "gate": gate("silu"),
+    "gelu": gate("gelu"),
+    "gelu_tanh": gate("gelu_tanh"),
+    "scores": test_rows.scores,
     "sample": sampler,
+    "sick": lambda kernels: test_rows.test_a_row_that_is_not_finite_gives_no_token(lambda _: kernels),
+    "plan": planner,
+    "plan bounds": lambda kernels: test_plan.test_each_kernel_has_its_own_queries(lambda _: kernels),
+    "plan room": lambda kernels: test_plan.test_what_there_is_no_room_for_is_counted_and_not_written(lambda _: kernels),
+    "plan fill": lambda kernels: test_plan.test_with_the_split_that_fills_the_device(lambda _: kernels, 64),
+    "latent": absorbed("many heads"),
+    "latent split": absorbed("split, blocks of 32"),
+    "append latent": lambda kernels: test_latent.test_append(lambda _: kernels, False, 0),
+    "verify": lambda kernels: test_verify.test_trees(lambda _: kernels, 0),
+    "reject": rejection,
 }
 
 
 def check(name: str, folder: Path, order: int) -> None:
-    emulator = Emulator(order, bulk=bulk_in(order), folder=folder)
     torch.manual_seed(0)
-    CHECKS[name](Kernels(emulator, torch.device("cpu"), threads=THREADS, sampling_threads=THREADS))
+    CHECKS[name](made(Emulator(order, bulk=bulk_in(order), folder=folder)))
 
 
 def passes(name: str, folder: Path, order: int) -> bool:
@@ -67,7 +130,27 @@ def passes(name: str, folder: Path, order: int) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def chosen() -> list[Fault]:
+    """As many as a run has time for, from as many files as can be."""
+    texts = [path.read_bytes() for path in sorted(HERE.iterdir()) if path.suffix in (".cu", ".cuh")]
+    mixed = random.Random(digest(texts)).sample(FAULTS, len(FAULTS))
+    seen: Counter[str] = Counter()
+    turns = []
+    for fault in mixed:
+        turns.append((seen[fault.file], fault))
+        seen[fault.file] += 1
+    return [fault for _, fault in sorted(turns, key=lambda turn: turn[0])][:SAMPLE]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "fault" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--kernels-all")
+        metafunc.parametrize("fault", FAULTS if every else chosen(), ids=lambda fault: f"{fault.file}: {fault.name}")
+
+
+SEEN: Counter[str] = Counter()
+
+
 def test_a_fault_is_seen(tmp_path: Path, fault: Fault) -> None:
     for source in HERE.iterdir():
         if source.suffix in (".cu", ".cuh", ".h"):
@@ -75,10 +158,17 @@ def test_a_fault_is_seen(tmp_path: Path, fault: Fault) -> None:
     text = (tmp_path / fault.file).read_text(encoding="utf-8")
     assert text.count(fault.text) == 1, f"{fault.file} no longer has, just once: {fault.text}"
     (tmp_path / fault.file).write_text(text.replace(fault.text, fault.fault), encoding="utf-8")
+    assert passes(fault.check, HERE, fault.orders[0]), f"{fault.check} fails without a fault"
     assert not all(passes(fault.check, tmp_path, order) for order in fault.orders)
+    SEEN[fault.file] += 1
 
 
-@pytest.mark.parametrize("name", CHECKS)
-@pytest.mark.parametrize("order", [0, 3])
-def test_without_a_fault_every_check_passes(name: str, order: int) -> None:
-    assert passes(name, HERE, order)
+def test_every_kernel_has_ten_faults_and_each_is_planted(request: pytest.FixtureRequest) -> None:
+    planted = Counter(fault.file for fault in FAULTS)
+    for path in HERE.glob("*.cu*"):
+        if path.name != "prims.cuh":  # its primitives have probes of their own
+            assert planted[path.name] >= 10, f"{path.name} has {planted[path.name]} faults"
+    if request.config.getoption("--kernels-all"):
+        assert planted == SEEN
+        rows = [f"| `{file}` | {n} |" for file, n in sorted(planted.items())]
+        write("kernel_faults.md", ["| source | single-line faults planted, each seen |", "|---|---|", *rows])

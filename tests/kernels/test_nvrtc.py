@@ -1,77 +1,185 @@
-"""Every kernel compiles for every GPU that we name, without a GPU: registers, spills, and shared memory within limits.
+"""Every kernel compiles for every GPU that we name, without a GPU: registers, spills, shared memory and instructions.
 
-Needs NVRTC and nothing else (pip install nvidia-cuda-nvrtc, 100 MB, which is why it is not among the tests' own
-requirements); skipped where it is not. The cache of cubins and what is said when something is missing is tested anyway.
+On each run a sample of them, another one whenever a kernel changes; all with `--kernels-all`, which writes the result.
+The cache of cubins, and what is said when something is missing, is tested beside it.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import random
+import re
+import subprocess
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-import torch
 
 from octavo.kernels.cuda import cubins, nvrtc
 from octavo.kernels.cuda.cache import digest, stored
-from octavo.kernels.cuda.launch import (
-    DECODE_ROWS,
-    PREFILL_ROWS,
-    Heads,
-    append_instance,
-    attention_instance,
-    merge_instance,
-)
+from octavo.kernels.cuda.cubins import Cubin, cubin
+from octavo.kernels.cuda.elf import used
 from octavo.kernels.cuda.nvrtc import Compiled, Figures, NvrtcError
-from octavo.kernels.cuda.pool import PoolLayout
+from octavo.kernels.cuda.shipped import ARCHS, Shipped, shared_limit, shipped
 from octavo.kernels.cuda.sources import HERE, Instance, closure
+from tests.kernels.results import write
 
-SHARED = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227}
-"""KiB that a block may have."""
-SPILLS = {"sample<512>": 16}
+SAMPLE = 8
+REGISTERS = {
+    "attn_decode": 255,
+    "attn_prefill": 255,
+    "attn_latent": 168,
+    "attn_merge": 64,
+    "append_kv": 48,
+    "append_latent": 48,
+    "add_rmsnorm": 48,
+    "gate_mul": 40,
+    "logits": 64,
+    "sample": 80,
+    "attn_plan": 64,
+    "copy_blocks": 32,
+    "spec_verify": 32,
+    "spec_reject": 80,
+}
+"""Allowed to a thread: what two blocks of attention and eight of others on an SM leave, rounded to what is needed."""
+SPILLS = {"sample": 32, "spec_reject": 32}
 """Bytes allowed where a routine is called for the rare case (a division, a logarithm in fp64)."""
 
 
-def heads(head_dim: int, kv: torch.dtype) -> Heads:
-    return Heads(8, torch.bfloat16, PoolLayout(1, 16, 2, head_dim, kv), 1.0)
+class Job(NamedTuple):
+    arch: str
+    kernel: Shipped
+
+    @property
+    def name(self) -> str:
+        return self.kernel.instance.name.partition("<")[0]
 
 
-def instances(arch: str) -> list[Instance]:
-    found = [Instance("copy_blocks.cu", "copy_blocks"), Instance("sample.cu", "sample<512>")]
-    found += [Instance("logits.cu", "logits<float,512>"), Instance("add_rmsnorm.cu", "add_rmsnorm<bf16,256>")]
-    found += [Instance("silu_mul.cu", "silu_mul<bf16>")]
-    for head_dim, kv in [
-        (64, torch.bfloat16),
-        (128, torch.bfloat16),
-        (128, torch.float8_e4m3fn),
-        (256, torch.bfloat16),
-    ]:
-        spec = heads(head_dim, kv)
-        for rows in (DECODE_ROWS, PREFILL_ROWS):
-            bulk = int(arch[3:]) >= 90
-            instance, _, shared = attention_instance(spec, rows, bulk=bulk, shared_limit=SHARED[arch] * 1024)
-            assert shared <= SHARED[arch] * 1024
-            found.append(instance)
-        found += [merge_instance(spec, DECODE_ROWS), append_instance(spec, interleaved=False)]
-    return list(dict.fromkeys(found))
+def chosen() -> list[Job]:
+    """As many as a run has time for, one of each kernel first."""
+    texts = [path.read_bytes() for path in sorted(HERE.iterdir()) if path.suffix in (".cu", ".cuh")]
+    chance = random.Random(digest(texts))
+    jobs = [Job(arch, kernel) for arch in ARCHS for kernel in shipped(arch)]
+    seen: Counter[str] = Counter()
+    turns = []
+    for job in chance.sample(jobs, len(jobs)):
+        turns.append((seen[job.name], job))
+        seen[job.name] += 1
+    return [job for _, job in sorted(turns, key=lambda turn: turn[0])][:SAMPLE]
 
 
-def compiler() -> bool:
-    try:
-        nvrtc.nvrtc()
-    except NvrtcError:
-        return False
-    return True
+def compiled(jobs: list[Job]) -> list[Cubin]:
+    with ThreadPoolExecutor(2) as pool:  # the compiler works outside of Python
+        return list(pool.map(lambda job: cubin(job.kernel.instance, job.arch), jobs))
 
 
-@pytest.mark.skipif(not compiler(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
-@pytest.mark.parametrize("arch", SHARED)
-def test_kernels_compile_without_spills(arch: str) -> None:
-    for instance in instances(arch):
-        made = cubins.cubin(instance, arch)
-        assert made.path.read_bytes()[:4] == b"\x7fELF"
-        assert made.figures.spilled <= SPILLS.get(instance.name, 0), f"{arch}: {instance.name} spills: {made.figures}"
-        assert made.figures.registers <= 255
+@pytest.fixture(scope="module")
+def jobs(request: pytest.FixtureRequest) -> list[Job]:
+    if request.config.getoption("--kernels-all"):
+        return [Job(arch, kernel) for arch in ARCHS for kernel in shipped(arch)]
+    return chosen()
+
+
+@pytest.fixture(scope="module")
+def made(jobs: list[Job]) -> list[Cubin]:
+    return compiled(jobs)
+
+
+@pytest.mark.timeout(7200)
+def test_kernels_stay_within_registers_and_shared_memory(
+    request: pytest.FixtureRequest, jobs: list[Job], made: list[Cubin]
+) -> None:
+    wrong = []
+    for job, one in zip(jobs, made, strict=True):
+        (own,) = used(one.path.read_bytes()).values()
+        assert (own.registers, own.stack) == (one.figures.registers, one.figures.stack)  # two witnesses
+        spilled, allowed = one.figures.spilled, REGISTERS[job.name]
+        if own.registers > allowed or own.registers * job.kernel.threads > 65536 or spilled > SPILLS.get(job.name, 0):
+            wrong.append(f"{job.arch}: {job.kernel.instance.name}: {one.figures}, allowed {allowed}")
+        if job.kernel.shared + own.shared > shared_limit(job.arch):
+            wrong.append(f"{job.arch}: {job.kernel.instance.name}: {job.kernel.shared} bytes of shared memory")
+    assert not wrong, "\n".join(wrong)
+    if request.config.getoption("--kernels-all"):
+        report(jobs, made)
+
+
+def report(jobs: list[Job], made: list[Cubin]) -> None:
+    """By kernel: the range over all instances on each arch."""
+    lines = [
+        f"NVRTC {nvrtc.nvrtc().version}; `octavo kernels list` tells of each instance.",
+        "",
+        "| kernel | arch | instances | registers | bytes spilled | KB of shared memory |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for name in sorted(REGISTERS):
+        for arch in ARCHS:
+            mine = [(job, one) for job, one in zip(jobs, made, strict=True) if (job.name, job.arch) == (name, arch)]
+            registers = [one.figures.registers for _, one in mine]
+            shared = [job.kernel.shared / 1024 for job, _ in mine]
+            spilled = max(one.figures.spilled for _, one in mine)
+            lines.append(
+                f"| {name} | {arch} | {len(mine)} | {min(registers)} to {max(registers)} | {spilled} | "
+                f"{min(shared):.0f} to {max(shared):.0f} |"
+            )
+    write("kernel_compile.md", lines)
+
+
+def disassembler() -> Path | None:
+    spec = importlib.util.find_spec("nvidia")
+    found = [
+        path
+        for folder in (spec.submodule_search_locations or () if spec else ())
+        for path in Path(folder).glob("*/bin/nvdisasm")
+    ]
+    return found[0] if found else None
+
+
+TENSOR_CORES = {"HMMA", "LDSM"}
+EXPECTED = {
+    "attn_decode<bf16,bf16,128": ("sm_80", TENSOR_CORES | {"LDGSTS"}),
+    "attn_prefill<bf16,bf16,64": ("sm_89", TENSOR_CORES | {"LDGSTS"}),
+    "attn_decode<bf16,bf16,64": ("sm_90a", TENSOR_CORES | {"UBLKCP", "SYNCS"}),
+    "attn_prefill<bf16,bf16,128": ("sm_90a", TENSOR_CORES | {"UBLKCP", "SYNCS"}),
+    "attn_latent<bf16": ("sm_80", TENSOR_CORES | {"LDGSTS"}),
+}
+"""Tensor cores, asynchronous copies, and bulk copies with their barriers, by what they are called in machine code."""
+
+
+@pytest.mark.skipif(disassembler() is None, reason="no nvdisasm here: pip install nvidia-cuda-nvdisasm")
+def test_machine_code_is_what_was_meant(request: pytest.FixtureRequest) -> None:
+    tool = disassembler()
+    assert tool is not None
+    found = {}
+    for start, (arch, expected) in EXPECTED.items():
+        (kernel, *_) = [one for one in shipped(arch) if one.instance.name.startswith(start)]
+        found[start] = (Job(arch, kernel), expected)
+    jobs = [job for job, _ in found.values()]
+    every = request.config.getoption("--kernels-all")
+    mine = jobs if every else [random.Random(digest([HERE.joinpath("tile.cuh").read_bytes()])).choice(jobs)]
+    for one, job in zip(compiled(mine), mine, strict=True):
+        code = subprocess.run([tool, "-c", one.path], capture_output=True, text=True, timeout=120, check=True).stdout
+        words = set(re.findall(r"\b[A-Z][A-Z0-9]{2,}\b", code))
+        (expected,) = [expected for other, expected in found.values() if other == job]
+        assert expected <= words, f"{job}: {expected - words} are not there"
+        assert not {"LDL", "STL"} & words, f"{job} has local memory"
+
+
+def test_what_is_no_cubin_is_named() -> None:
+    with pytest.raises(ValueError, match="this is not a cubin"):
+        used(b"text")
+    with pytest.raises(ValueError, match="has no notes on kernels"):
+        used(Path("/proc/self/exe").read_bytes())
+
+
+def test_release_instances_are_distinct_and_fit() -> None:
+    for arch in ARCHS:
+        kernels = shipped(arch)
+        assert len({kernel.instance for kernel in kernels}) == len(kernels) > 60
+        assert all(kernel.shared <= shared_limit(arch) for kernel in kernels)
+        assert {kernel.instance.file for kernel in kernels} == {path.name for path in HERE.glob("*.cu")}
 
 
 class Stand:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from octavo.kernels.cuda import reference
-from octavo.kernels.cuda.launch import Heads, Step
+from octavo.kernels.cuda.instances import Heads
+from octavo.kernels.cuda.launch import Step
 from octavo.kernels.cuda.pool import PoolLayout
 from tests.kernels.bench import Case
 from tests.kernels.conftest import Maker
@@ -102,3 +103,16 @@ def test_blocks_are_copied_as_if_at_once(kernels: Maker, order: int) -> None:
     kernels(order).copy_blocks(pools, [(1, 2), (2, 3), (0, 1)])  # a chain: needs what it overwrites
     for pool, old in zip(pools, before, strict=True):
         assert torch.equal(pool, old[[0, 0, 1, 2, 3, 0]])
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_blocks_go_out_and_come_back_elsewhere(kernels: Maker, order: int) -> None:
+    layout = PoolLayout(6, 16, 1, 64, torch.bfloat16)
+    pools = [torch.randint(0, 255, (6, layout.block_bytes), dtype=torch.uint8) for _ in range(2)]
+    before = [pool.clone() for pool in pools]
+    away = kernels(order).gather_blocks(pools, [4, 0, 5])
+    assert torch.equal(away, torch.stack([pool[[4, 0, 5]] for pool in before]))
+    kernels(order).scatter_blocks(pools, [1, 2, 4], away)
+    for pool, old in zip(pools, before, strict=True):
+        assert torch.equal(pool, old[[0, 4, 0, 3, 5, 5]])
+    assert kernels(order).gather_blocks(pools, []).numel() == 0

@@ -1,0 +1,140 @@
+"""Decode steps as recorded graphs: one launch by the host in place of hundreds.
+
+A graph's arguments are frozen, so everything that differs between steps lies in buffers that stay: ids, positions,
+slots, tables and lengths are written before a replay, and the attention's work is planned on the device. A graph is for
+a number of sequences, of columns in a block table, and of works, each rounded up: the first step of a kind records it.
+Places that no sequence takes have no query, and a slot below 0.
+
+Knows no CUDA: what records and replays is a `Recorder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.executors.cuda.batch import SPLIT, Batch
+from octavo.executors.cuda.llama import Llama
+from octavo.executors.cuda.mirror import Mirror
+from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
+from octavo.kernels.cuda.launch import Staged, Step
+
+Replay: TypeAlias = Callable[[], None]
+LARGEST = 256
+"""Sequences of the largest graph; above, launches are a small part of a step."""
+
+
+class Recorder(Protocol):
+    def __call__(self, work: Callable[[], None]) -> Replay:
+        """Record the launches of `work`, which was run before; a replay makes them again."""
+        ...
+
+
+class CudaRecorder:
+    """Graphs of one GPU, with a pool of memory in common: they never run at once."""
+
+    def __init__(self) -> None:
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], None]) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            work()
+        return graph.replay
+
+
+class Kind(NamedTuple):
+    """What a graph has room for."""
+
+    sequences: int
+    columns: int
+    works: int
+
+
+class _Graph:
+    """One kind's buffers, and the pass over them."""
+
+    def __init__(self, llama: Llama, kind: Kind, fill: int) -> None:
+        self._llama, self._kind, self._fill = llama, kind, fill
+        n, device = kind.sequences, llama.kernels.device
+        self.mirror = Mirror(
+            device,
+            {
+                "ids": (np.int64, (n,)),
+                "slots": (np.int64, (n,)),
+                "positions": (np.int32, (n,)),
+                "lengths": (np.int32, (n,)),
+                "firsts": (np.int32, (n + 1,)),
+                "tables": (np.int32, (n, kind.columns)),
+            },
+        )
+        spec = llama.spec
+        rows = rows_of(llama.group, fill)
+        self._plan: Staged = llama.kernels.room(kind.works, kind.works, kind.works, rows, spec.kv_heads, spec.head_dim)
+        self._order = torch.arange(n, dtype=torch.int32, device=device)
+        self.hidden = torch.empty(n, spec.hidden, dtype=llama.dtype, device=device)
+        self.logits = torch.empty(n, spec.vocab_size, dtype=torch.float32, device=device)
+
+    def work(self) -> None:
+        at, llama = self.mirror.device, self._llama
+        split = 0 if self._fill else SPLIT
+        llama.kernels.plan(self._plan, at["lengths"], at["firsts"], llama.group, split=split, fill=self._fill)
+        step = Step(at["positions"], at["slots"], self._order, at["tables"])
+        hidden = llama.hidden(at["ids"], step, [self._plan])
+        self.hidden.copy_(hidden)
+        self.logits.copy_(llama.logits(hidden))
+
+    def fill(self, batch: Batch) -> None:
+        n, host = len(batch.ids), self.mirror.host
+        host["ids"][:n], host["positions"][:n] = batch.ids, batch.positions
+        host["slots"][:n], host["slots"][n:] = batch.slots, -1
+        host["lengths"][:n], host["lengths"][n:] = batch.lengths, 0
+        host["firsts"][: n + 1], host["firsts"][n + 1 :] = batch.firsts, batch.firsts[-1]
+        host["tables"][:n, : batch.tables.shape[1]] = batch.tables
+        self.mirror.send()
+
+
+class Graphs:
+    """The graphs of a model. `fill` as in `attention_plans`."""
+
+    def __init__(self, llama: Llama, recorder: Recorder, fill: int) -> None:
+        self._llama, self._recorder, self._fill = llama, recorder, fill
+        self._recorded: dict[Kind, tuple[_Graph, Replay]] = {}
+
+    def kind(self, batch: Batch) -> Kind | None:
+        """None for a step that is not all decodes, or of too many sequences."""
+        n = len(batch.lengths)
+        if len(batch.ids) != n or n > LARGEST:
+            return None
+        sequences, columns = _power_of_two(n, 1), _power_of_two(batch.tables.shape[1], 16)
+        tiles = -(-self._llama.group // rows_of(self._llama.group, self._fill))
+        if self._fill:
+            works = max(self._fill // self._llama.spec.kv_heads, tiles * sequences)
+        else:
+            works = _power_of_two(tiles * int((-(-batch.lengths // SPLIT)).sum()), sequences)
+        return Kind(sequences, columns, works)
+
+    def run(self, kind: Kind, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Last hidden states and logits of the batch's tokens; good until the next run."""
+        if (found := self._recorded.get(kind)) is None:
+            graph = _Graph(self._llama, kind, self._fill)
+            graph.fill(batch)
+            graph.work()  # loads kernels and writes the very KV that the replay writes again
+            found = self._recorded[kind] = (graph, self._recorder(graph.work))
+        graph, replay = found
+        graph.fill(batch)
+        replay()
+        return graph.hidden[: len(batch.ids)], graph.logits[: len(batch.ids)]
+
+
+def rows_of(group: int, fill: int) -> int:
+    """Packed rows in a work of decodes; the same kernel as `attention_plans` gives them."""
+    return DECODE_ROWS if not fill or group <= DECODE_ROWS else PREFILL_ROWS
+
+
+def _power_of_two(n: int, least: int) -> int:
+    return max(least, 1 << (n - 1).bit_length())
