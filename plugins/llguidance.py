@@ -23,6 +23,8 @@ from octavo.core.tokenizer.vocabulary import load_vocabulary
 MAX_REPEAT = 4096
 WHITE_SPACE = r"[ \n\t]{0,20}"
 
+_INNER_SCHEMA = re.compile(r"%json\s*\{(\s*\})?")
+
 _LIMITS = LLParserLimits(initial_lexer_fuel=100_000, step_lexer_fuel=50_000)
 """A tenth of what the library allows: a step of everyone waits for this."""
 
@@ -99,7 +101,13 @@ def _source(grammar: Grammar) -> str:
         case "choice":
             return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one) for one in json.loads(text)))
         case "lark":
-            return LLMatcher.grammar_from_lark(text)
+            return LLMatcher.grammar_from_lark(_INNER_SCHEMA.sub(_bounded, text))
+
+
+def _bounded(found: re.Match[str]) -> str:
+    """A schema inside a Lark grammar, with the same bound on its white space."""
+    bound = json.dumps({"whitespace_pattern": WHITE_SPACE})
+    return f'%json {{"x-guidance": {bound}' + (found[1] or ", ")
 
 
 def _check_schema(text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from octavo.core.messages import Chat, Ids, Params, Prompt, Sampling, Text
+from octavo.core.messages import Chat, Grammar, Ids, Params, Prompt, Sampling, Text
 from octavo.plugins.openai import items, structure
 from octavo.plugins.openai.errors import invalid
 from octavo.plugins.openai.types import (
@@ -29,6 +29,7 @@ from octavo.plugins.openai.types import (
     StreamOptions,
     TokenizeBody,
 )
+from octavo.plugins.tools.contract import Form
 
 Body = TypeVar("Body", ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody)
 
@@ -96,42 +97,52 @@ class DetokenizeAsked(NamedTuple):
     ignored: list[str]
 
 
-def chat(body: bytes) -> Asked:
-    """`/v1/chat/completions`. Of two limits on the output, `max_completion_tokens` holds: the newer one."""
-    return _chat_asked(parse(body))
+def chat(body: bytes, form: Form | None = None) -> Asked:
+    """`/v1/chat/completions`. Of two limits on the output, `max_completion_tokens` holds: the newer one.
+
+    `form` is how the model marks its calls, where an answer can be held to a grammar that knows it."""
+    return _chat_asked(parse(body), form)
 
 
-def responses(body: bytes) -> Asked:
+def responses(body: bytes, form: Form | None = None) -> Asked:
     """`/v1/responses`: as the chat that asks for the same."""
     raw = parse(body)
     for name in ("previous_response_id", "conversation", "background", "prompt"):
         if raw.get(name):
             raise invalid(name, f"{name} is not served: responses are not stored here", "unsupported_parameter")
     request, ignored = _convert(raw, ResponsesBody)
-    asked = _chat_asked(items.as_chat(request))
+    asked = _chat_asked(items.as_chat(request), form)
     return asked._replace(ignored=[*ignored, *asked.ignored], settings=items.settings(request))
 
 
-def _chat_asked(raw: dict[str, Any]) -> Asked:
+def _chat_asked(raw: dict[str, Any], form: Form | None) -> Asked:
     request, ignored = _convert(raw, ChatBody)
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only possible with logprobs: true")
     prompt = _chat(request)
     ignored += _unknown_in_messages(raw)
-    ignored += [f"tools[{i}].function.strict" for i, tool in enumerate(request.tools or ()) if tool.function.strict]
     limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else -1
     asked = _asked(request, [prompt], limit, logprobs, ignored)
     names = frozenset(tool["function"]["name"] for tool in prompt.tools or ())
     one_call = request.parallel_tool_calls is False
     must = structure.must_call(request.tool_choice, prompt.tools or [], one_call=one_call)
-    if must is None:
-        return asked._replace(tools=names, one_call=one_call)
-    sampling = asked.params.sampling
-    if sampling.grammar is not None:
+    asked = asked._replace(tools=names, one_call=one_call, must=must)
+    own = asked.params.sampling.grammar
+    if must is not None and own is not None:
         raise invalid("tool_choice", f"tool_choice and {structure.FIELDS} exclude each other")
-    params = msgspec.structs.replace(asked.params, sampling=msgspec.structs.replace(sampling, grammar=must.grammar))
-    return asked._replace(params=params, tools=names, one_call=one_call, must=must)
+    if must is not None:
+        return _held(asked, must.grammar)
+    held = structure.strict_calls(prompt.tools or [], form) if form is not None and own is None else None
+    if held is not None:
+        return _held(asked, held)
+    strict = [f"tools[{i}].function.strict" for i, tool in enumerate(request.tools or ()) if tool.function.strict]
+    return asked._replace(ignored=[*asked.ignored, *strict])
+
+
+def _held(asked: Asked, grammar: Grammar) -> Asked:
+    sampling = msgspec.structs.replace(asked.params.sampling, grammar=grammar)
+    return asked._replace(params=msgspec.structs.replace(asked.params, sampling=sampling))
 
 
 def completion(body: bytes) -> Asked:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from octavo.core.messages import Facts
     from octavo.plugins.openai.decode import Asked
     from octavo.plugins.openai.speech import Manners
+    from octavo.plugins.tools.contract import Form
 
 IGNORED_HEADER = "x-octavo-ignored-fields"
 IGNORED_SHOWN = 20
@@ -62,7 +63,7 @@ class Api:
         ]
 
     async def chat(self, request: Request) -> Response:
-        asked = decode.chat(await self._body(request))
+        asked = decode.chat(await self._body(request), self._form)
         return self._answer(request, asked, ChatReply)
 
     async def completions(self, request: Request) -> Response:
@@ -70,7 +71,7 @@ class Api:
         return self._answer(request, asked, CompletionReply)
 
     async def responses(self, request: Request) -> Response:
-        asked = decode.responses(await self._body(request))
+        asked = decode.responses(await self._body(request), self._form)
         return self._answer(request, asked, ResponsesReply)
 
     async def models(self, request: Request) -> Response:
@@ -189,6 +190,13 @@ class Api:
                 message = f"the body has more than {self._max_body_bytes} bytes (server.max_body_bytes)"
                 raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large")
         return bytes(body)
+
+    @property
+    def _form(self) -> Form | None:
+        """How calls are marked, where the engine keeps to a grammar."""
+        form: Form | None = getattr(self._manners.tools, "form", None)
+        serves = self._engine.facts.serves if self._engine.facts is not None else ()
+        return form if form and form.opening and form.closing and "grammar" in serves else None
 
     def _facts(self) -> Facts:
         facts = self._engine.facts

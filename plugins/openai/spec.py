@@ -35,6 +35,8 @@ class Operation(NamedTuple):
     summary: str
     body: type[msgspec.Struct] | None = None
     streams: bool = False
+    empty: bool = False
+    """It answers with its status alone."""
 
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -47,8 +49,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeBody),
     ("post", "/detokenize"): Operation("Text of token ids", DetokenizeBody),
     ("get", "/health"): Operation("Whether a step can run now"),
-    ("get", "/ping"): Operation("Whether this process lives"),
-    ("post", "/ping"): Operation("Whether this process lives"),
+    ("get", "/ping"): Operation("Whether this process lives", empty=True),
+    ("post", "/ping"): Operation("Whether this process lives", empty=True),
     ("get", "/version"): Operation("The version"),
     ("get", "/server_info"): Operation("How the server is set up"),
     ("get", "/model_info"): Operation("What the model is"),
@@ -90,8 +92,9 @@ def _responses(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {}}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
+    told: dict[str, Any] = {"description": "The answer"} | ({} if operation.empty else {"content": content})
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name="Error")}}}
     return {
-        str(HTTPStatus.OK.value): {"description": "The answer", "content": content},
+        str(HTTPStatus.OK.value): told,
         "default": {"description": "What is wrong", "content": error},
     }

@@ -3,22 +3,26 @@
 response_format                          OpenAI's
 structured_outputs, guided_*             vLLM's: a schema, a regular expression, a choice of texts, a Lark grammar
 tool_choice: required, or a function     the answer is nothing but calls
+strict functions under auto              what stands between the marks of a call keeps to its function's schema
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 from octavo.core.messages import Grammar
 from octavo.plugins.openai.errors import invalid
 from octavo.plugins.openai.types import Generation, ResponseFormat
 from octavo.plugins.tools.calls import bare_json
-from octavo.plugins.tools.contract import Call, Content, Parser, Said
+from octavo.plugins.tools.contract import Call, Content, Form, Parser, Said
 
 FIELDS = "response_format, structured_outputs or guided_*"
 MOST_CALLS = 8
-ANY_OBJECT = Grammar("schema", '{"type": "object"}')
+ANY_SCHEMA = {"type": "object"}
+ANY_OBJECT = Grammar("schema", json.dumps(ANY_SCHEMA))
+_HEAD = '{"name": %s, "arguments": '
 
 
 def asked(request: Generation) -> Grammar | None:
@@ -76,7 +80,7 @@ def must_call(choice: str | dict[str, Any] | None, tools: list[dict[str, Any]], 
     """What `tool_choice` enforces; None for auto and none."""
     if choice in (None, "auto", "none"):
         return None
-    functions = {tool["function"]["name"]: tool["function"].get("parameters") or {"type": "object"} for tool in tools}
+    functions = {tool["function"]["name"]: tool["function"].get("parameters") or ANY_SCHEMA for tool in tools}
     if choice == "required":
         return Must(Grammar("schema", json.dumps(_calls(functions, 1 if one_call else MOST_CALLS))))
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
@@ -102,6 +106,32 @@ def _calls(functions: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
     definitions = {key: value for schema in functions.values() for key, value in (schema.get("$defs") or {}).items()}
     calls = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": kinds}}
     return {**calls, "$defs": definitions} if definitions else calls
+
+
+def strict_calls(tools: list[dict[str, Any]], form: Form) -> Grammar | None:
+    """Text that is free but for calls: between the marks of `form` stands a function on offer with arguments that keep
+    to its schema, or are any object if it is not strict. None if no function is."""
+    functions = [tool["function"] for tool in tools]
+    if not any(function.get("strict") for function in functions):
+        return None
+    mark = re.escape(form.opening).replace("/", "\\/")
+    any_text = r"(.|\n)*"
+    calls = [
+        f'{json.dumps(_HEAD % json.dumps(function["name"]))} %json {json.dumps(_parameters(function))} "}}"'
+        for function in functions
+    ]
+    rules = {
+        "start": "(before call)* TEXT",
+        "before[lazy]": f"/{any_text}{mark}/",
+        "TEXT": f"/{any_text}/ & ~/{any_text}{mark}{any_text}/",
+        "call": f"SPACE ({' | '.join(calls)}) SPACE {json.dumps(form.closing)}",
+        "SPACE": r"/[ \n]{0,4}/",
+    }
+    return Grammar("lark", "\n".join(f"{name}: {rule}" for name, rule in rules.items()))
+
+
+def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+    return function.get("parameters") or ANY_SCHEMA if function.get("strict") else ANY_SCHEMA
 
 
 class _Arguments:

@@ -17,18 +17,8 @@ import json
 from enum import Enum
 from typing import Any, NamedTuple
 
-from octavo.plugins.tools.contract import Call, Content, Parser, Said
+from octavo.plugins.tools.contract import Call, Content, Form, Parser, Said
 from octavo.plugins.tools.scan import JsonEnd, held
-
-
-class Form(NamedTuple):
-    """How a model marks its calls: what stands before, after and between them. `bare`: also without an opening, at
-    the beginning of the answer."""
-
-    opening: str = ""
-    closing: str = ""
-    between: str = ""
-    bare: bool = False
 
 
 class _State(Enum):
@@ -161,17 +151,16 @@ def _one(value: Any, names: frozenset[str]) -> Call | None:
     return Call(name, text)
 
 
-def hermes(names: frozenset[str]) -> Parser:
-    return CallParser(Form("<tool_call>", "</tool_call>"), names)
+class Calls(NamedTuple):
+    """The parsers of one form."""
+
+    form: Form
+
+    def __call__(self, names: frozenset[str]) -> Parser:
+        return CallParser(self.form, names)
 
 
-def mistral(names: frozenset[str]) -> Parser:
-    return CallParser(Form("[TOOL_CALLS]"), names)
-
-
-def llama3_json(names: frozenset[str]) -> Parser:
-    return CallParser(Form("<|python_tag|>", between=";", bare=True), names)
-
-
-def bare_json(names: frozenset[str]) -> Parser:
-    return CallParser(Form(bare=True), names)
+hermes = Calls(Form("<tool_call>", "</tool_call>"))
+mistral = Calls(Form("[TOOL_CALLS]"))
+llama3_json = Calls(Form("<|python_tag|>", between=";", bare=True))
+bare_json = Calls(Form(bare=True))

@@ -46,9 +46,21 @@ class Parser(Protocol):
 
 
 class ToolParser(Protocol):
-    """Entry point in `octavo.tool_parser`: makes the parser of a choice; `names` are the functions on offer."""
+    """Entry point in `octavo.tool_parser`: makes the parser of a choice; `names` are the functions on offer.
+
+    If it has a `form` with an opening and a closing, calls of `strict` functions can be held to their schema."""
 
     def __call__(self, names: frozenset[str]) -> Parser: ...
+
+
+class Form(NamedTuple):
+    """How a model marks its calls: what stands before, after and between them. `bare`: also without an opening, at
+    the beginning of the answer."""
+
+    opening: str = ""
+    closing: str = ""
+    between: str = ""
+    bare: bool = False
 
 
 class ReasoningParser(Protocol):

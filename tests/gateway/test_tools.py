@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import httpx
@@ -11,7 +12,9 @@ import openai
 import pytest
 
 from octavo.core.config.schema import Config, ServerConfig
-from octavo.core.messages import Chat
+from octavo.core.messages import Chat, Grammar
+from octavo.core.tokenizer.ghost import EOS_ID
+from octavo.plugins.llguidance import Llguidance
 from octavo.plugins.openai.app import build_app
 from tests.gateway.test_generate import USER, events, post
 
@@ -193,10 +196,59 @@ async def test_h22_a_history_with_calls_and_no_content(http: httpx.AsyncClient, 
     assert prompt.messages[2]["tool_call_id"] == "c1"
 
 
-async def test_strict_is_named_as_ignored(http: httpx.AsyncClient) -> None:
-    strict = {"type": "function", "function": {"name": "look_up", "strict": True, "parameters": {}}}
-    response = await post(http, "chat/completions", messages=USER, tools=[strict])
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"items": {"type": "integer"}}}}
+STRICT = {
+    "type": "function",
+    "function": {"name": "look_up", "strict": True, "parameters": {**PLACE, "required": ["city"]}},
+}
+
+
+async def test_strict_is_named_as_ignored_where_no_grammar_is_served(http: httpx.AsyncClient, engine: Any) -> None:
+    response = await post(http, "chat/completions", messages=USER, tools=[STRICT])
     assert response.headers["x-octavo-ignored-fields"] == "tools[0].function.strict"
+    assert engine.seen[-1][2].sampling.grammar is None
+
+
+async def test_strict_functions_hold_calls_to_their_schema_and_leave_text_free(
+    http: httpx.AsyncClient, engine: Any
+) -> None:
+    engine.facts = msgspec.structs.replace(engine.facts, serves=("grammar",))
+    engine.answer = f"I see. {CALL}"
+    free = {"type": "function", "function": {"name": 'o"ther', "parameters": {"type": "array"}}}
+    response = await post(http, "chat/completions", messages=USER, tools=[STRICT, free])
+    assert "x-octavo-ignored-fields" not in response.headers
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+    grammar = engine.seen[-1][2].sampling.grammar
+    Llguidance().check(grammar)
+    walk = partial(accepts, grammar)
+    spelled = json.dumps({"name": "look_up", "arguments": {"city": 'Rome {"', "days": [1, 2]}})
+    assert walk(f"I see. <tool_call>\n{spelled}\n</tool_call>")
+    assert walk("just text, a < b, <tool> and </tool_call>")
+    assert walk("<tool_call>" + json.dumps({"name": 'o"ther', "arguments": {"any": [1]}}) + "</tool_call> and so on")
+    assert not walk('<tool_call>{"name": "look_up", "arguments": {}}</tool_call>')
+    assert not walk('<tool_call>{"name": "unknown", "arguments": {}}</tool_call>')
+    assert not walk("<tool_call> I do not know")
+    assert not walk(f"<tool_call>{spelled}")
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"response_format": {"type": "json_object"}}])
+async def test_strict_asks_for_nothing_where_no_call_is_possible(
+    http: httpx.AsyncClient, engine: Any, fields: dict[str, Any]
+) -> None:
+    engine.facts = msgspec.structs.replace(engine.facts, serves=("grammar",))
+    await post(http, "chat/completions", messages=USER, tools=[STRICT], **fields)
+    grammar = engine.seen[-1][2].sampling.grammar
+    assert grammar is None or grammar.kind == "schema"
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether `text` is a whole answer in it, spelled a byte a token."""
+    walk = Llguidance().load("ghost", 259).start(grammar)
+    for token in text.encode():
+        if not walk.mask()[token]:
+            return False
+        walk.take([token])
+    return bool(walk.mask()[EOS_ID])
 
 
 @pytest.mark.parametrize("stream", [False, True])
