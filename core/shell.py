@@ -18,6 +18,7 @@ from octavo.core.control import Hello, Progress, SetPolicy, SetShadow, Shutdown,
 from octavo.core.control_link import ControlLink
 from octavo.core.messages import PeerDown, PeerUp, Role
 from octavo.core.station import Arrival, Station
+from octavo.core.trace.catalogue import TraceOpened
 from octavo.core.trace.emit import Emitter
 
 BURST = 64
@@ -34,6 +35,7 @@ class Shell:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.role = role
         self.events = Emitter(run_dir, role, config.trace, generation=generation)
+        self.events.emit(TraceOpened(pid=os.getpid(), wall_ns=time.time_ns()))
         self.station = Station(context, run_dir, role, self.events.emit, generation=generation)
         hello = Hello(role=role, name=role.name.lower(), pid=os.getpid(), generation=generation)
         self.link = ControlLink(context, run_dir, hello)

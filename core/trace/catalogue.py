@@ -44,6 +44,13 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
 
 
+class TraceOpened(Event, frozen=True, kw_only=True, tag="trace.opened"):
+    """A process begins to write: at `ts_ns` it was `wall_ns` since 1970, which tells the time of all other events."""
+
+    pid: int
+    wall_ns: int
+
+
 class RequestEvent(Event, frozen=True, kw_only=True):
     """Base of what happens to one request; a choice is numbered where it has one."""
 

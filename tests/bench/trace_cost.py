@@ -1,6 +1,6 @@
 """What tracing costs: the throughput of a ghost daemon with everything traced against nothing traced.
 
-    python tests/bench/trace_cost.py [--pairs 10] [--requests 200]
+    python -m tests.bench.trace_cost [--pairs 10] [--requests 200]
 
 Pairs of runs, one with and one without, in an order that alternates: what else the machine does falls on both. Prints
 the median cost and its upper 95 % bound (a bootstrap over the pairs), in throughput and in processor time of the
@@ -24,6 +24,7 @@ from octavo.core.client.client import Client
 from octavo.core.messages import Ids, Params
 from tests.processes.daemon import Daemon, daemon
 
+RESULT = Path(__file__).parents[1] / "results/trace_cost.md"
 AT_ONCE = 32
 OUTPUT = 64
 RESAMPLES = 4000
@@ -101,8 +102,15 @@ def main() -> None:
             f"pair {pair}: {on.tokens_per_s:.0f} tok/s and {on.cpu_us_per_token:.0f} us/token traced, "
             f"{off.tokens_per_s:.0f} and {off.cpu_us_per_token:.0f} not"
         )
-    print(told("throughput", throughput))
-    print(told("processor time", processor))
+    said = [told("throughput", throughput), told("processor time", processor)]
+    print("\n".join(said))
+    RESULT.write_text(
+        "# What tracing costs\n\n"
+        f"Written by `python -m tests.bench.trace_cost --pairs {arguments.pairs} --requests {arguments.requests}`: a "
+        "ghost daemon, whose steps are all kernel and no model, with every event against none, interleaved.\n\n"
+        + "\n".join(f"- {line}" for line in said)
+        + f"\n\nLoad of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors.\n"
+    )
 
 
 if __name__ == "__main__":
