@@ -6,19 +6,16 @@ question, prints the answer and ends.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from octavo.core.cli import ConfigFile, Run, Sets
-from octavo.core.client.blocking import BlockingClient
+from octavo.core.client.blocking import BlockingClient, join_or_start
 from octavo.core.client.llm import parameters
 from octavo.core.client.stream import ClientError, RequestFailed
 from octavo.core.messages import Chat, Params
-from octavo.core.rundir import find_run
 
 FAILED = 1
 INTERRUPTED = 130
@@ -54,7 +51,7 @@ def command(
     params = parameters(**{name: value for name, value in given.items() if value is not None})
     opening: list[Turn] = [] if system is None else [{"role": "system", "content": system}]
     try:
-        with _connect(model, config, set_, run) as client:
+        with join_or_start(model, config, set_, run) as client:
             if sys.stdin.isatty():
                 return _converse(client, params, opening)
             return _answer_one(client, params, opening)
@@ -63,24 +60,6 @@ def command(
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _connect(model: str | None, config: Path | None, set_: list[str] | None, run: Path | None) -> BlockingClient:
-    """To the daemon that is meant: a given one, a running one, or one of our own."""
-    own = model is not None or config is not None or bool(set_)
-    if run is not None or not own:
-        found = find_run(run)
-        if found is not None:
-            return BlockingClient(found.path)
-        if run is not None:
-            raise FileNotFoundError(f"no daemon runs in {run}")
-    if sys.stderr.isatty():
-        print("starting …", end="\r", file=sys.stderr, flush=True)
-    # Quoted as in `octavo serve`: a model called "1e3" stays text.
-    arguments = [] if model is None else ["--set", f"model.path={json.dumps(model)}"]
-    arguments += [] if config is None else ["--config", str(config)]
-    arguments += [word for pair in set_ or () for word in ("--set", pair)]
-    return BlockingClient(None, arguments)
 
 
 def _answer_one(client: BlockingClient, params: Params, opening: list[Turn]) -> int:

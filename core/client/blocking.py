@@ -1,10 +1,12 @@
 """The client for code that is not asynchronous: an event loop in a thread of its own, and calls into it.
 
-Joins a running daemon, or starts one around itself. What `octavo.LLM` and `octavo chat` are made of.
+Joins a running daemon, or starts one around itself. What `octavo.LLM`, `octavo chat` and `octavo batch` are made of.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from octavo.core.client.client import Client
 from octavo.core.client.daemon import Daemon
 from octavo.core.client.stream import Piece, ServiceUnavailable, Stream
 from octavo.core.messages import Facts, Params, Prompt
+from octavo.core.rundir import find_run
 
 T = TypeVar("T")
 
@@ -99,3 +102,26 @@ async def _start(arguments: Sequence[str], timeout_s: float) -> AsyncIterator[Cl
     finally:
         with anyio.CancelScope(shield=True):
             await daemon.stop()
+
+
+def join_or_start(
+    model: str | None, config: Path | None, sets: Sequence[str] | None, run: Path | None
+) -> BlockingClient:
+    """Connected to the daemon that a command means: the one in `run`, else one of its own if it says anything of a
+    model or of the configuration, else the newest that runs, else one of its own.
+
+    Raises FileNotFoundError when no daemon runs in `run`."""
+    own = model is not None or config is not None or bool(sets)
+    if run is not None or not own:
+        found = find_run(run)
+        if found is not None:
+            return BlockingClient(found.path)
+        if run is not None:
+            raise FileNotFoundError(f"no daemon runs in {run}")
+    if sys.stderr.isatty():
+        print("starting …", end="\r", file=sys.stderr, flush=True)
+    # Quoted as in `octavo serve`: a model called "1e3" stays text.
+    arguments = [] if model is None else ["--set", f"model.path={json.dumps(model)}"]
+    arguments += [] if config is None else ["--config", str(config)]
+    arguments += [word for pair in sets or () for word in ("--set", pair)]
+    return BlockingClient(None, arguments)

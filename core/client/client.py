@@ -85,7 +85,10 @@ class Health(NamedTuple):
 class Client:
     """A connection to one daemon; made by `connect`."""
 
-    def __init__(self, link: ControlLink, station: Station, name: str, address: str | None) -> None:
+    def __init__(
+        self, link: ControlLink, station: Station, name: str, run_dir: Path, *, address: str | None = None
+    ) -> None:
+        self.run_dir = run_dir
         self._link = link
         self._unannounced = address
         self._station = station
@@ -121,7 +124,7 @@ class Client:
         station = Station(context, path, role, report or _ignore, name=name)
         try:
             link = ControlLink.client(context, path, name, role)
-            client = cls(link, station, name, address)
+            client = cls(link, station, name, path, address=address)
             try:
                 raised: BaseException | None = None
                 async with anyio.create_task_group() as tasks:

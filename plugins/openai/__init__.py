@@ -3,9 +3,11 @@
     app        the process: binds, serves, stops with the daemon
     auth       who may do what      keys  at rest, `octavo keys`      limits  per minute
     routes     which path does what                                   spec    /openapi.json
-    types      request bodies as types          decode     bodies → prompts and parameters, or a 400
+    types      request bodies as types          body       JSON → its type, or a 400
+    asked      what all generation shares       chat, completion, items, tokens: each route's body → what is asked
     structure  what shape an answer must have   speech     text → content, reasoning and tool calls
     answer     one answer, whole or streamed    responses  pieces of output → response objects
+    batch/     `octavo batch`: a file of requests answered by this same application, without a socket
 
 What the API does where OpenAI's leaves it open:
 
