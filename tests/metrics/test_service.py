@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pytest
 from octavo.core.client.stream import Piece, ServiceUnavailable, Stream
 from octavo.core.control import ActorStatus, Status
 from octavo.core.messages import Params, Prompt, Row, Text, Usage
+from octavo.plugins.metrics import grafana
 from octavo.plugins.metrics.families import render
 from octavo.plugins.metrics.meter import OUTCOMES, Meter, Numbers
 from octavo.plugins.metrics.service import Service
@@ -146,6 +148,16 @@ def test_every_name_of_vllm_is_there_and_the_same_in_every_mode(served: Daemon) 
     for name in VLLM["histograms"].split():
         wanted |= {f"{name}_bucket", f"{name}_sum", f"{name}_count"}
     assert wanted <= names
+
+
+def test_grafanas_dashboard_asks_for_what_is_there(served: Daemon) -> None:
+    assert grafana.TARGET.read_text(encoding="utf-8") == grafana.text(), "run: python -m octavo.plugins.metrics.grafana"
+    there = {key.partition("{")[0] for key in scrape(served)}
+    for panel in grafana.PANELS:
+        for query in panel.queries.values():
+            asked = set(re.findall(r"octavo_\w+", query))
+            assert asked
+            assert asked <= there
 
 
 # ── without a daemon ─────────────────────────────────────────────────────────────────────────────
