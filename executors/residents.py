@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from octavo.core.messages import Col, Kind, Sampling, StepBind, StepPlan
 
+_CHUNK = int(Kind.CHUNK)  # an enum's member takes longer to find than all else that a row needs
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Resident:
@@ -88,7 +90,8 @@ class Residents:
         self._open(plan, bind)
         self._apply_deltas(bind.delta_slot, bind.delta_index, bind.delta_block)
         skipped = set(bind.skipped.tolist())
-        runs = (self._run(plan, i) for i in range(len(plan.slot)) if i not in skipped)
+        items = zip(plan.slot.tolist(), plan.kind.tolist(), plan.start_or_cap.tolist(), plan.n.tolist(), strict=True)
+        runs = (self._run(plan.step, *item) for i, item in enumerate(items) if i not in skipped)
         return [run for run in runs if run is not None]
 
     def _open(self, plan: StepPlan, bind: StepBind) -> None:
@@ -122,22 +125,18 @@ class Residents:
             else:
                 table[index] = block
 
-    def _run(self, plan: StepPlan, i: int) -> Run | None:
-        slot = int(plan.slot[i])
+    def _run(self, step: int, slot: int, kind: int, at: int, n: int) -> Run | None:
         resident = self.slots[slot]
-        n, at = int(plan.n[i]), int(plan.start_or_cap[i])
         known = len(resident.tokens)
-        if plan.kind[i] == Kind.CHUNK:
+        if kind == _CHUNK:
             if at != resident.kv_len or at + n > known:
                 raise RuntimeError(
-                    f"step {plan.step}: chunk [{at}, {at + n}) of slot {slot}, "
+                    f"step {step}: chunk [{at}, {at + n}) of slot {slot}, "
                     f"which holds {resident.kv_len} of {known} tokens"
                 )
             return Run(slot, resident, at, at + n, at + n == known, 0, at + n)
         if resident.kv_len != known - 1:
-            raise RuntimeError(
-                f"step {plan.step}: decode of slot {slot}, which holds {resident.kv_len} of {known} tokens"
-            )
+            raise RuntimeError(f"step {step}: decode of slot {slot}, which holds {resident.kv_len} of {known} tokens")
         if known > at:  # drafts of steps in flight took it past its end already: nothing may be written
             return None
         return Run(slot, resident, known - 1, known, True, min(n - 1, at - known), at)

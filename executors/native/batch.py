@@ -43,9 +43,9 @@ def batch(runs: Sequence[Run], drafts: Sequence[Draft], copies: tuple[Int32s, In
         own = len(ids)
         ids += draft.tokens
         about = len(of_prompt(run))
-        rows = list(range(start, start + about))
-        if run.samples:
-            rows += range(own - 1, len(ids))
+        rows = list(range(own - 1, len(ids))) if run.samples else []
+        if about:
+            rows = [*range(start, start + about), *rows]
         needed = about > 0 or (run.samples and not _best_is_enough(run.resident))
         asks.append(Ask(start, own, len(ids), about, len(sample_rows), len(rows), logits if needed else -1))
         sample_rows += rows
