@@ -1,1 +1,1 @@
-"""From a model's files to plain fp32 weights in one layout and naming. No forward pass here."""
+"""From a model's files to its numbers (`spec`) and its weights, as stored or as plain fp32. No forward pass here."""

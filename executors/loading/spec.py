@@ -1,16 +1,18 @@
-"""What a Llama-family model is made of: the numbers that its forward pass needs, free of any file format."""
+"""What a decoder is made of: the numbers that its forward pass needs, free of any file format and of torch.
+
+One `Spec` tells every family apart by facts, not by name: a program asks whether heads are normed, never whether
+the model is a Qwen3.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from octavo.core.models.errors import ModelError
+from octavo.executors.loading.rope import Rope, frequencies
 
-if TYPE_CHECKING:  # the native executor reads these numbers too, and starts in a third of the time without it
+if TYPE_CHECKING:
     import torch
 
 Weights: TypeAlias = "dict[str, torch.Tensor]"
@@ -20,17 +22,14 @@ i.attn_norm, i.mlp_norm. Heads are in Hugging Face's rotate-half order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding. `kind` is default, linear (positions divided by `factor`), llama3 (long wavelengths
-    stretched by `factor`), or factors (each frequency divided by an own number that the file brings)."""
+class Experts:
+    """A layer's MLP is `count` small ones of width `inner`; a token goes through the `used` best. Their weights are
+    the router's softmax over all, made to sum to 1 again if `normed`."""
 
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-    factors: tuple[float, ...] = ()
+    count: int
+    used: int
+    inner: int
+    normed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,31 @@ class Spec:
     norm_eps: float
     context: int
     rope: Rope
+    local_rope: Rope | None = None
+    rotations: tuple[int, ...] = ()
+    """By layer: 0 `rope`, 1 `local_rope`, -1 none. Empty: 0 everywhere."""
+    windows: tuple[int, ...] = ()
+    """By layer: positions that a token sees, its own included; 0 is all. Empty: all everywhere."""
+    activation: str = "silu"
+    """silu, gelu_tanh, gelu or relu."""
+    gated: bool = True
+    """The MLP multiplies its activation with a second projection."""
+    layer_norm: bool = False
+    """Norms subtract the mean and may have biases; else RMS."""
+    head_norms: bool = False
+    """Queries and keys are normed head by head before they are rotated."""
+    post_norms: bool = False
+    """What attention and MLP give is normed before it is added."""
+    parallel: bool = False
+    """Attention and MLP both read the layer's input."""
+    learned_positions: bool = False
+    embed_scale: float = 1.0
+    score_scale: float = 0.0
+    """Of queries; 0 is head_dim ** -0.5."""
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    """x becomes cap · tanh(x / cap); 0 leaves it."""
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden", "layers", "heads", "kv_heads", "head_dim", "inner", "context"):
@@ -57,66 +81,60 @@ class Spec:
             raise ModelError(f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly")
         if self.head_dim % 2:
             raise ModelError(f"head_dim {self.head_dim} is odd, rotary embedding needs pairs")
-        if self.rope.factors and len(self.rope.factors) != self.head_dim // 2:
-            raise ModelError(f"{len(self.rope.factors)} rope factors for {self.head_dim // 2} frequencies")
+        for rope in self.ropes:
+            rotated = rope.dims or self.head_dim
+            if rotated % 2 or rotated > self.head_dim:
+                raise ModelError(f"{rotated} of {self.head_dim} dimensions of a head cannot be rotated in pairs")
+            if rope.factors and len(rope.factors) != rotated // 2:
+                raise ModelError(f"{len(rope.factors)} rope factors for {rotated // 2} frequencies")
+        for name in ("rotations", "windows"):
+            if (given := len(getattr(self, name))) not in (0, self.layers):
+                raise ModelError(f"{name} are given for {given} of {self.layers} layers")
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def window(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
+
+    def rotation(self, layer: int) -> int:
+        return self.rotations[layer] if self.rotations else 0
+
+    def beyond_llama(self) -> str | None:
+        """What of this model the torch executors do not have, in a few words."""
+        if any(0 < window < self.context for window in self.windows):
+            return "sliding-window attention"
+        for there, what in (
+            (self.experts, "a mixture of experts"),
+            (self.layer_norm, "layer norms"),
+            (self.learned_positions, "learned positions"),
+            (self.head_norms, "normed queries and keys"),
+            (self.post_norms, "norms after attention and MLP"),
+            (self.parallel, "attention and MLP side by side"),
+            (not self.gated or self.activation != "silu", f"an MLP with {self.activation} that is not a gated silu"),
+            (self.score_cap or self.logit_cap, "soft caps"),
+            (self.score_scale or self.embed_scale != 1, "scaled embeddings or scores"),
+            (self.local_rope is not None or any(self.rotations), "layers that rotate differently"),
+            (self.rope.dims not in (0, self.head_dim), "heads that are rotated in part"),
+            (self.rope.scale != 1, f"{self.rope.kind} rotary embedding with scaled angles"),
+        ):
+            if there:
+                return what
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model's numbers and weights. `digest` names its files' content."""
+    """A Llama-family model's numbers and weights. `digest` names its files' content."""
 
     spec: Spec
     weights: Weights
     digest: bytes
 
 
-def check(spec: Spec, weights: Weights) -> None:
-    """Raise `ModelError` unless every weight is there with the shape that `spec` says, and none is beside them."""
-    qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    expected: dict[str, tuple[int, ...]] = {"embed": (spec.vocab_size, spec.hidden), "norm": (spec.hidden,)}
-    optional: dict[str, tuple[int, ...]] = {"head.weight": (spec.vocab_size, spec.hidden)}
-    for i in range(spec.layers):
-        expected |= {f"{i}.attn_norm": (spec.hidden,), f"{i}.mlp_norm": (spec.hidden,)}
-        for name, shape in {
-            "qkv": (qkv, spec.hidden),
-            "o": (spec.hidden, spec.heads * spec.head_dim),
-            "gate_up": (2 * spec.inner, spec.hidden),
-            "down": (spec.hidden, spec.inner),
-        }.items():
-            expected[f"{i}.{name}.weight"] = shape
-            optional[f"{i}.{name}.bias"] = shape[:1]
-    if missing := sorted(expected.keys() - weights.keys()):
-        raise ModelError(f"{len(missing)} weights are missing, for example {missing[0]}")
-    if unknown := sorted(weights.keys() - expected.keys() - optional.keys()):
-        raise ModelError(
-            f"{len(unknown)} weights have no place in a {spec.architecture} model, for example {unknown[0]}"
-        )
-    for name, tensor in weights.items():
-        wanted = expected.get(name) or optional[name]
-        if tuple(tensor.shape) != wanted:
-            raise ModelError(f"weight {name} has shape {tuple(tensor.shape)}, {wanted} was expected")
-
-
-def frequencies(rope: Rope, head_dim: int) -> npt.NDArray[np.float32]:
-    """Angle per position of each pair of dimensions, shape [head_dim / 2]."""
-    exponents = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
-    # Powers in double precision: the nearest fp32 number, whatever library computes it.
-    inverse = np.float32(1) / np.power(float(rope.theta), exponents.astype(np.float64)).astype(np.float32)
-    if rope.kind == "linear":
-        return np.asarray(inverse / np.float32(rope.factor))
-    if rope.kind == "factors":
-        return np.asarray(inverse / np.asarray(rope.factors, dtype=np.float32))
-    if rope.kind == "llama3":
-        wavelength = np.float32(2 * np.pi) / inverse
-        low, high = np.float32(rope.low_freq_factor), np.float32(rope.high_freq_factor)
-        smooth = ((np.float32(rope.original_context) / wavelength - low) / (high - low)).clip(0, 1)
-        stretched = inverse / np.float32(rope.factor)
-        return np.asarray(stretched + smooth * (inverse - stretched))
-    return inverse
-
-
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """`frequencies` for torch."""
+    """Angle per position of each pair of dimensions, fp32, shape [rotated dimensions / 2]."""
     import torch
 
     return torch.from_numpy(frequencies(rope, head_dim))

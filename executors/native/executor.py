@@ -23,8 +23,8 @@ from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.verification import agreed, verify
 from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
+from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.native.batch import Ask, batch
-from octavo.executors.native.checkpoint import open_checkpoint
 from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, load
 from octavo.executors.native.program import Native, Outputs, Pool, Weights, kv_bytes
 from octavo.executors.outcome import Outcome, Settlement

@@ -24,13 +24,18 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class Kind(IntEnum):
-    """How a matrix is packed; F32 and BF16 also say how keys and values are kept."""
+    """How a matrix is packed; F32, BF16 and I8 say how keys and values are kept."""
 
     F32 = 0
     F16 = 1
     BF16 = 2
     W4 = 3
     W8 = 4
+    W5 = 5
+    K4 = 6
+    K5 = 7
+    K6 = 8
+    I8 = 9
 
 
 class OpKind(IntEnum):
@@ -38,6 +43,11 @@ class OpKind(IntEnum):
     LINEAR = 1
     ATTEND = 2
     HEAD = 3
+    ADD_NORMED = 4
+    ROUTE = 5
+    RISE = 6
+    FALL = 7
+    BLEND = 8
 
 
 class Mode(IntEnum):
@@ -46,6 +56,14 @@ class Mode(IntEnum):
     STORE = 0
     ADD = 1
     GATED = 2
+    ACT = 3
+
+
+class Act(IntEnum):
+    SILU = 0
+    GELU_TANH = 1
+    GELU = 2
+    RELU = 3
 
 
 class Isa(IntEnum):
@@ -67,13 +85,16 @@ class CMatrix(c.Structure):
 
 class COp(c.Structure):
     _fields_ = (
-        *((name, c.c_int32) for name in ("kind", "mode", "source", "target", "layer", "heads")),
-        ("eps", c.c_float),
-        ("scale", c.c_float),
+        *((name, c.c_int32) for name in ("kind", "mode", "act", "norm_kind", "source", "target", "column", "layer")),
+        *((name, c.c_int32) for name in ("heads", "angles", "width", "experts", "used", "window")),
+        *((name, c.c_float) for name in ("eps", "scale", "cap")),
         ("matrix", c.POINTER(CMatrix)),
-        ("norm", c.c_void_p),
-        ("bias", c.c_void_p),
+        *((name, c.c_void_p) for name in ("norm", "norm_bias", "bias", "q_norm", "k_norm")),
     )
+
+
+class CAngles(c.Structure):
+    _fields_ = (("half", c.c_int32), ("data", c.c_void_p))
 
 
 class CShape(c.Structure):
@@ -126,7 +147,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c.POINTER(CMatrix), c.c_int32, c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p),
     ),
     "oct_linear": (None, (c.c_int32, c.POINTER(CMatrix), c.c_void_p, c.c_int32, c.c_int32, c.c_void_p)),
-    "oct_model_new": (c.c_void_p, (c.POINTER(CShape), c.c_void_p, c.c_int32, c.c_void_p, c.c_int32, c.c_void_p)),
+    "oct_model_new": (
+        c.c_void_p,
+        (c.POINTER(CShape), c.c_void_p, c.c_int32, c.c_void_p, c.c_int32, c.c_void_p, c.c_int32),
+    ),
+    "oct_block_bytes": (c.c_uint64, (c.POINTER(CShape),)),
     "oct_model_free": (None, (c.c_void_p,)),
     "oct_step": (c.c_int32, (c.c_void_p, c.POINTER(CStep))),
     "oct_error": (c.c_char_p, (c.c_int32,)),

@@ -1,63 +1,56 @@
-"""Rows of a matrix as a file stores them, and matrices packed for the step library.
+"""How matrices are packed for the step library, and the memory that they are packed into.
 
-A packed matrix keeps what the file says: 4-bit and 8-bit groups of GGUF stay as they are, floats take the narrowest
-storage that loses nothing. Only formats the library does not have are turned into others.
+A packed matrix keeps what the file says: groups of GGUF stay as they are, floats take the narrowest storage that
+loses nothing. What the library does not have is turned into 8-bit groups in fast mode and into fp32 in exact mode.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-from typing import NamedTuple
+from typing import Literal, TypeAlias
 
-import gguf
 import numpy as np
 
 from octavo.core.models.errors import ModelError
 from octavo.core.models.gguf import GgmlType
-from octavo.executors.native.library import Bytes, CMatrix, Floats, Int32s, Kind, int32s
+from octavo.executors.loading.rows import Bytes, Int32s, Rows
+from octavo.executors.native.library import CMatrix, Kind, int32s
 
 LANES = 16
+GROUP = 32
+Wanted: TypeAlias = Literal["file", "w8", "w4"]
+"""`file` keeps the file's numbers; w8 and w4 make groups of 32 columns of floats, not of what has groups already."""
+_PACKED = {
+    GgmlType.Q4_0: Kind.W4, GgmlType.Q4_1: Kind.W4, GgmlType.Q5_0: Kind.W5, GgmlType.Q5_1: Kind.W5,
+    GgmlType.Q8_0: Kind.W8, GgmlType.Q4_K: Kind.K4, GgmlType.Q5_K: Kind.K5, GgmlType.Q6_K: Kind.K6,
+}  # fmt: skip
 _FLOATS = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
 
 
-class Rows(NamedTuple):
-    """Some rows of a matrix: `data` in the format `kind`, row after row. Row i of ours is row `order[i]` of theirs."""
-
-    data: Bytes
-    kind: GgmlType
-    order: Int32s
-    cols: int
-
-    @classmethod
-    def of_floats(cls, values: Floats) -> Rows:
-        data = np.ascontiguousarray(values, dtype=np.float32).view(np.uint8).reshape(-1)
-        return cls(data, GgmlType.F32, np.arange(len(values), dtype=np.int32), values.shape[1])
-
-    def floats(self) -> Floats:
-        """As the numbers that they stand for, in the file's order."""
-        try:
-            rows = self.data.reshape(len(self.order), -1)
-            values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(int(self.kind)))
-        except NotImplementedError:
-            raise ModelError(f"weights quantised as {self.kind.name} cannot be read") from None
-        return np.asarray(values, dtype=np.float32).reshape(len(self.order), self.cols)
+def native_kind(kind: GgmlType) -> Kind | None:
+    """What the library packs this format as without a loss; None: it does not have it."""
+    return {GgmlType.F32: Kind.F32, GgmlType.F16: Kind.F16, GgmlType.BF16: Kind.BF16}.get(kind, _PACKED.get(kind))
 
 
-def storage(parts: list[Rows], exact: bool) -> tuple[Kind, list[Rows]]:
+def storage(parts: list[Rows], exact: bool, wanted: Wanted = "file") -> tuple[Kind, list[Rows]]:
     """How to pack a matrix of these parts, and the parts in a format that can be packed so."""
     kinds = {part.kind for part in parts}
-    if kinds <= {GgmlType.Q4_0, GgmlType.Q4_1}:
-        return Kind.W4, parts
-    if kinds == {GgmlType.Q8_0}:
-        return Kind.W8, parts
+    packed = {_PACKED.get(kind) for kind in kinds}
+    if len(packed) == 1 and (kind := packed.pop()) is not None:
+        return kind, parts
+    grouped = parts[0].cols % GROUP == 0
+    if not kinds <= set(_FLOATS):
+        parts = [Rows.of_floats(part.floats())._replace(order=part.order) for part in parts]
+        wanted = "file" if exact else "w8"
+    if wanted != "file" and grouped:
+        return Kind.W8 if wanted == "w8" else Kind.W4, parts
+    if len(kinds) > 1:
+        return Kind.F32, parts
     if kinds == {GgmlType.F16}:
         return Kind.F16, parts
     if kinds == {GgmlType.BF16}:
         return Kind.BF16, parts
-    if not kinds <= set(_FLOATS):
-        parts = [Rows.of_floats(part.floats())._replace(order=part.order) for part in parts]
-        return (Kind.F32 if exact or parts[0].cols % 32 else Kind.W8), parts
     if kinds == {GgmlType.F32} and all(_is_bf16(part.data) for part in parts):
         return Kind.BF16, parts
     if kinds == {GgmlType.F32} and all(_is_f16(part.data) for part in parts):
@@ -99,7 +92,7 @@ def matrix_of(library: ctypes.CDLL, kind: Kind, rows: int, cols: int) -> CMatrix
     """A matrix without memory; its size is `size_of`."""
     matrix = CMatrix()
     if library.oct_matrix_shape(matrix, kind, rows, cols):
-        raise ModelError(f"a matrix of {rows} x {cols} cannot be packed as {kind.name}: columns go in groups of 32")
+        raise ModelError(f"a matrix of {rows} x {cols} cannot be packed as {kind.name}: columns go in whole groups")
     return matrix
 
 
@@ -108,8 +101,13 @@ def size_of(matrix: CMatrix) -> int:
 
 
 def fill(library: ctypes.CDLL, matrix: CMatrix, rows: Rows, targets: Int32s) -> None:
-    """Pack `rows` as rows `targets` of the matrix."""
+    """Pack `rows` as rows `targets` of the matrix. Raises `ModelError` when the numbers are not finite."""
     data, order, targets = np.ascontiguousarray(rows.data), int32s(rows.order), int32s(targets)
     pointers = data.ctypes.data, len(order), order.ctypes.data, targets.ctypes.data
-    if library.oct_matrix_fill(matrix, int(rows.kind), *pointers):
+    code = library.oct_matrix_fill(matrix, int(rows.kind), *pointers)
+    if code < 0:
         raise ModelError(f"weights stored as {rows.kind.name} cannot be packed as {Kind(matrix.kind).name}")
+    if code:
+        raise ModelError(
+            f"row {int(order[code - 1])} has numbers that are not finite; the file is damaged: fetch it again"
+        )

@@ -1,9 +1,10 @@
-"""A Llama-family model as a program of fused operations, and the model that runs it.
+"""A decoder as a program of fused operations, and the model that runs it.
 
     embed → ( norm·qkv → attend → o·add → norm·gate_up·gated → down·add ) per layer → norm·head
 
-Four row buffers: x, qkv, mixed heads, inner. Their widths are whole vectors of 16; what is beyond a row's real
-width is zero and stays so. Another architecture is another list of operations.
+is Llama; what a `Spec` says beyond that changes an operation's fields or adds one. Row buffers: x, qkv, mixed heads,
+inner; what a sublayer gives where it is normed before it is added; the experts' logits, and what they compute. Their
+widths are whole vectors of 16; what is beyond a row's real width is zero and stays so.
 """
 
 from __future__ import annotations
@@ -18,12 +19,28 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.core.models.errors import ModelError
-from octavo.executors.loading.spec import Spec, frequencies
-from octavo.executors.native.checkpoint import Checkpoint
-from octavo.executors.native.library import CMatrix, COp, CShape, CStep, Floats, Int32s, Isa, Kind, Mode, OpKind, int32s
-from octavo.executors.native.matrix import LANES, Arena, Rows, fill, matrix_of, size_of, storage
+from octavo.executors.loading.checkpoint import Checkpoint
+from octavo.executors.loading.rope import angles
+from octavo.executors.loading.rows import Rows
+from octavo.executors.loading.spec import Experts, Spec
+from octavo.executors.native.library import (
+    Act,
+    CAngles,
+    CMatrix,
+    COp,
+    CShape,
+    CStep,
+    Floats,
+    Int32s,
+    Isa,
+    Kind,
+    Mode,
+    OpKind,
+    int32s,
+)
+from octavo.executors.native.matrix import LANES, Arena, Wanted, fill, matrix_of, native_kind, size_of, storage
 
-X, QKV, MIXED, INNER = range(4)
+X, QKV, MIXED, INNER, SIDE, ROUTER, SLOT_INNER, SLOT = range(8)
 
 
 def up(n: int) -> int:
@@ -33,7 +50,7 @@ def up(n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The KV pool that a model is made with."""
+    """The KV pool that a model is made with; `kind` is F32, BF16 or I8."""
 
     blocks: int
     block_size: int
@@ -42,45 +59,78 @@ class Pool:
 
 def kv_bytes(spec: Spec, kind: Kind) -> int:
     """Bytes of KV a token takes."""
-    cell = 2 if kind is Kind.BF16 else 4
-    return spec.layers * spec.kv_heads * (spec.head_dim + up(spec.head_dim)) * cell
+    d = spec.head_dim
+    if kind is Kind.I8:  # and a scale for each 32 numbers
+        head = -(-d // 4) * 4 + up(d) + 2 * 4 * -(-d // 32)
+    else:
+        head = (d + up(d)) * (2 if kind is Kind.BF16 else 4)
+    return spec.layers * spec.kv_heads * head
 
 
 class Weights:
-    """Packed weights: what of a model does not depend on the pool."""
+    """Packed weights: what of a model does not depend on the pool. `wanted` says what to make of floats;
+    `context` is the longest text that will be run, the model's own limit if None."""
 
-    def __init__(self, library: ctypes.CDLL, checkpoint: Checkpoint, *, exact: bool) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        checkpoint: Checkpoint,
+        *,
+        exact: bool,
+        wanted: Wanted = "file",
+        context: int | None = None,
+    ) -> None:
         self.library = library
-        self.spec = checkpoint.spec
+        self.spec = spec = checkpoint.spec
         self.exact = exact
-        spec = checkpoint.spec
-        plans = {name: storage(parts, exact) for name, parts in checkpoint.matrices.items()}
+        self.context = min(context or spec.context, spec.context)
+        plans = {
+            name: (rows, *storage(parts, exact, "file" if name.endswith("router") else wanted))
+            for whole, stacked in checkpoint.matrices.items()
+            for name, rows, parts in _split(whole, stacked)
+        }
         self.matrices: dict[str, CMatrix] = {}
-        for name, (kind, parts) in plans.items():
-            rows = 2 * up(spec.inner) if name.endswith("gate_up") else sum(len(part.order) for part in parts)
+        for name, (rows, kind, parts) in plans.items():
             self.matrices[name] = matrix_of(library, kind, rows, parts[0].cols)
         self.arena = Arena(sum(map(size_of, self.matrices.values())))
         for matrix in self.matrices.values():
             matrix.data = self.arena.take(size_of(matrix))
         work = [
-            (self.matrices[name], part, targets)
-            for name, (_, parts) in plans.items()
+            (name, part, targets)
+            for name, (_, _, parts) in plans.items()
             for part, targets in zip(parts, _targets(name, parts), strict=True)
         ]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            list(threads.map(lambda item: fill(library, *item), work))
+            list(threads.map(lambda item: self._fill(*item), work))
         self.vectors = {name: self._padded(name, vector) for name, vector in checkpoint.vectors.items()}
-        angles = np.outer(np.arange(spec.context, dtype=np.float32), frequencies(spec.rope, spec.head_dim))
-        self.angles: Floats = np.ascontiguousarray(np.stack([np.cos(angles), np.sin(angles)]), dtype=np.float32)
+        self.rows: list[ctypes.Array[CMatrix]] = []
+        """Matrices of experts side by side, as operations want them."""
+        self.angles = [angles(rope, spec.head_dim, self.context) for rope in spec.ropes]
+
+    def _fill(self, name: str, part: Rows, targets: Int32s) -> None:
+        try:
+            fill(self.library, self.matrices[name], part, targets)
+        except ModelError as error:
+            raise ModelError(f"weight {name}: {error}") from None
 
     def _padded(self, name: str, vector: Floats) -> Floats:
         if name.endswith("gate_up.bias"):
-            width = up(self.spec.inner)
+            width = up(len(vector) // 2)
             both = np.zeros((width // LANES, 2, LANES), dtype=np.float32)
             for i, half in enumerate(np.split(vector, 2)):
                 both[:, i] = np.pad(half, (0, width - len(half))).reshape(-1, LANES)
             return both.reshape(-1)
         return np.pad(vector, (0, up(len(vector)) - len(vector))).astype(np.float32)
+
+
+def _split(name: str, parts: list[Rows]) -> list[tuple[str, int, list[Rows]]]:
+    """A matrix as (name, rows, parts): itself, or its parts apart when they are packed in different ways."""
+    sizes = [len(part.order) for part in parts]
+    if name.endswith("gate_up"):
+        return [(name, 2 * up(sizes[0]), parts)]
+    if len({native_kind(part.kind) for part in parts}) > 1 and all(size % LANES == 0 for size in sizes):
+        return [(f"{name}.{i}", size, [part]) for i, (size, part) in enumerate(zip(sizes, parts, strict=True))]
+    return [(name, sum(sizes), parts)]
 
 
 def _targets(name: str, parts: list[Rows]) -> list[Int32s]:
@@ -129,16 +179,22 @@ class Native:
         self.isa = Isa(library.oct_isa_best()) if isa is None else isa
         self._library = library
         self._shape = CShape(
-            spec.layers, spec.kv_heads, spec.head_dim, pool.blocks, pool.block_size, pool.kind, spec.context,
+            spec.layers, spec.kv_heads, spec.head_dim, pool.blocks, pool.block_size, pool.kind, weights.context,
             weights.exact, threads, self.isa,
         )  # fmt: skip
         ops = program(weights)
         self._ops = (COp * len(ops))(*ops)
         qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-        self._widths = int32s([up(spec.hidden), up(qkv), up(spec.heads * spec.head_dim), up(spec.inner)])
+        side = spec.hidden if spec.post_norms else 0
+        widths = [spec.hidden, qkv, spec.heads * spec.head_dim, spec.inner, side]
+        if experts := spec.experts:
+            widths += [experts.count, experts.inner, spec.hidden]
+        self._widths = int32s([up(n) for n in widths])
+        tables = weights.angles
+        self._angles = (CAngles * len(tables))(*(CAngles(table.shape[2], table.ctypes.data) for table in tables))
         self._model: int | None = library.oct_model_new(
             self._shape, ctypes.addressof(self._ops), len(ops), self._widths.ctypes.data, len(self._widths),
-            weights.angles.ctypes.data,
+            ctypes.addressof(self._angles), len(tables),
         )  # fmt: skip
         if self._model is None:
             raise ModelError(
@@ -166,30 +222,115 @@ class Native:
 
 
 def program(weights: Weights) -> list[COp]:
-    """The operations of a Llama-family model."""
-    spec, matrices, vectors = weights.spec, weights.matrices, weights.vectors
+    """The operations of a model."""
+    return _Program(weights).ops
 
-    def op(kind: OpKind, source: int, target: int, name: str = "", norm: str = "", mode: Mode = Mode.STORE) -> COp:
-        made = COp(kind=kind, mode=mode, source=source, target=target, heads=spec.heads)
-        made.eps, made.scale = spec.norm_eps, spec.head_dim**-0.5
-        if name:
-            made.matrix = ctypes.pointer(matrices[name])
+
+class _Program:
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._spec = spec = weights.spec
+        self.ops: list[COp] = []
+        self._rows: list[ctypes.Array[CMatrix]] = weights.rows
+        embed = self._op(OpKind.EMBED, X, X)
+        embed.scale, embed.matrix = spec.embed_scale, self._matrix("embed")
+        if spec.learned_positions:
+            positions = self._op(OpKind.EMBED, X, X)
+            positions.mode, positions.matrix = Mode.ADD, self._matrix("positions")
+        for i in range(spec.layers):
+            self._layer(i)
+        head = self._linear(X, X, "head" if "head" in weights.matrices else "embed", "norm", OpKind.HEAD)
+        head.cap = spec.logit_cap
+
+    def _layer(self, i: int) -> None:
+        spec = self._spec
+        self._stacked(X, QKV, f"{i}.qkv", f"{i}.attn_norm")
+        attend = self._op(OpKind.ATTEND, QKV, MIXED)
+        attend.layer, attend.angles, attend.window = i, spec.rotation(i), spec.window(i)
+        attend.scale, attend.cap = spec.score_scale or spec.head_dim**-0.5, spec.score_cap
+        if spec.head_norms:
+            attend.q_norm, attend.k_norm = self._vector(f"{i}.q_norm"), self._vector(f"{i}.k_norm")
+        if spec.parallel:
+            self._rise(i)
+            self._linear(MIXED, X, f"{i}.o", mode=Mode.ADD)
+            self._linear(INNER, X, f"{i}.down", mode=Mode.ADD)
+            return
+        self._give(MIXED, f"{i}.o", f"{i}.post_attn_norm")
+        if spec.experts is not None:
+            self._mixture(i, spec.experts)
+            return
+        self._rise(i)
+        self._give(INNER, f"{i}.down", f"{i}.post_mlp_norm")
+
+    def _rise(self, i: int) -> None:
+        name, mode = (f"{i}.gate_up", Mode.GATED) if self._spec.gated else (f"{i}.up", Mode.ACT)
+        self._linear(X, INNER, name, f"{i}.mlp_norm", mode=mode)
+
+    def _mixture(self, i: int, experts: Experts) -> None:
+        self._linear(X, ROUTER, f"{i}.router", f"{i}.mlp_norm")
+        route = self._op(OpKind.ROUTE, ROUTER, ROUTER)
+        route.experts, route.used = experts.count, experts.used
+        route.mode = Mode.ADD if experts.normed else Mode.STORE
+        rise = self._op(OpKind.RISE, X, SLOT_INNER)
+        rise.mode, rise.norm = Mode.GATED, self._vector(f"{i}.mlp_norm")
+        fall = self._op(OpKind.FALL, SLOT_INNER, SLOT)
+        for op, name in ((rise, "gate_up"), (fall, "down")):
+            row = [self._weights.matrices[f"{i}.{e}.{name}"] for e in range(experts.count)]
+            if len({(matrix.kind, matrix.block_bytes) for matrix in row}) > 1:
+                raise ModelError(f"the experts of layer {i} are not packed alike")
+            self._rows.append((CMatrix * len(row))(*row))
+            op.matrix = ctypes.cast(self._rows[-1], ctypes.POINTER(CMatrix))
+        self._op(OpKind.BLEND, SLOT, X)
+
+    def _give(self, source: int, name: str, norm: str) -> None:
+        """A sublayer's last product, added to x."""
+        if not self._spec.post_norms:
+            self._linear(source, X, name, mode=Mode.ADD)
+            return
+        self._linear(source, SIDE, name)
+        added = self._op(OpKind.ADD_NORMED, SIDE, X)
+        added.width, added.norm = self._spec.hidden, self._vector(norm)
+
+    def _stacked(self, source: int, target: int, name: str, norm: str) -> None:
+        """A product whose parts may be packed apart."""
+        if name in self._weights.matrices:
+            self._linear(source, target, name, norm)
+            return
+        column = 0
+        for part in itertools.takewhile(
+            self._weights.matrices.__contains__, (f"{name}.{k}" for k in itertools.count())
+        ):
+            op = self._linear(source, target, part, norm)
+            op.column = column
+            if bias := self._vector(f"{name}.bias"):
+                op.bias = bias + 4 * column
+            column += self._weights.matrices[part].rows
+
+    def _linear(
+        self,
+        source: int,
+        target: int,
+        name: str,
+        norm: str = "",
+        kind: OpKind = OpKind.LINEAR,
+        mode: Mode = Mode.STORE,
+    ) -> COp:
+        op = self._op(kind, source, target)
+        op.mode, op.matrix, op.bias = mode, self._matrix(name), self._vector(f"{name}.bias")
         if norm:
-            made.norm = vectors[norm].ctypes.data
-        if (bias := vectors.get(f"{name}.bias")) is not None:
-            made.bias = bias.ctypes.data
-        return made
+            op.norm, op.norm_bias = self._vector(norm), self._vector(f"{norm}.bias")
+        return op
 
-    ops = [op(OpKind.EMBED, X, X, "embed")]
-    for i in range(spec.layers):
-        attend = op(OpKind.ATTEND, QKV, MIXED)
-        attend.layer = i
-        ops += [
-            op(OpKind.LINEAR, X, QKV, f"{i}.qkv", f"{i}.attn_norm"),
-            attend,
-            op(OpKind.LINEAR, MIXED, X, f"{i}.o", mode=Mode.ADD),
-            op(OpKind.LINEAR, X, INNER, f"{i}.gate_up", f"{i}.mlp_norm", Mode.GATED),
-            op(OpKind.LINEAR, INNER, X, f"{i}.down", mode=Mode.ADD),
-        ]
-    ops.append(op(OpKind.HEAD, X, X, "head" if "head" in matrices else "embed", "norm"))
-    return ops
+    def _op(self, kind: OpKind, source: int, target: int) -> COp:
+        spec = self._spec
+        op = COp(kind=kind, source=source, target=target, heads=spec.heads, act=Act[spec.activation.upper()])
+        op.eps, op.scale, op.norm_kind = spec.norm_eps, 1.0, spec.layer_norm
+        self.ops.append(op)
+        return op
+
+    def _matrix(self, name: str) -> ctypes._Pointer[CMatrix]:
+        return ctypes.pointer(self._weights.matrices[name])
+
+    def _vector(self, name: str) -> int | None:
+        vector = self._weights.vectors.get(name)
+        return None if vector is None else vector.ctypes.data

@@ -1,162 +1,212 @@
-// Attention of a few rows over the paged keys and values of one key head.
+// Attention of a few rows over one segment of the paged keys and values of one key head.
 //
-// Keys are stored dimension by dimension within a block, values token by token:
+// Keys are stored dimension by dimension within a block, values token by token, so that both products run lane by
+// lane without sums across lanes:
 //
-//     K [head_dim][block_size]   V [block_size][padded_dim]
+//     [key scales][value scales] K [head_dim][block_size] │ V [block_size][padded_dim]     see `HeadLayout`
 //
-// so that both products run lane by lane without sums across lanes. Keys are looked at in tiles of 16 positions
-// whatever the block size is: a row's numbers do not depend on how its sequence is cut into blocks.
+// A row's weighted sum is that of its segments, put together one after the other (Milakov and Gimelshein, Online
+// normalizer calculation for softmax, 2018). Segments and the tiles of 16 positions within them begin at fixed
+// positions: a row's bits depend on what it sees and not on blocks, on rows beside it, or on who computes a segment.
 #pragma once
 #include "rows.h"
 
 namespace {
 
-template <bool BF16>
+template <int KIND>
 struct Cell;
 template <>
-struct Cell<false> {
+struct Cell<OCT_F32> {
     typedef float T;
     static F get(const T* p) { return load(p); }
 };
 template <>
-struct Cell<true> {
+struct Cell<OCT_BF16> {
     typedef uint16_t T;
     static F get(const T* p) { return load_bf16(p); }
 };
+template <>
+struct Cell<OCT_I8> {
+    typedef int8_t T;
+    static F get(const T* p) { return load_i8(p); }
+};
 
-template <bool BF16>
-inline const typename Cell<BF16>::T* head_of(const Attention& a, int position) {
-    const uint8_t* block = a.pool + size_t(a.table[position / a.block_size]) * a.block_bytes;
-    return (const typename Cell<BF16>::T*)(block + size_t(a.kv_head) * a.head_bytes);
+constexpr float LOWEST = -3.4e38f;
+
+inline const uint8_t* head_at(const Attention& a, int position) {
+    return a.pool + size_t(a.table[position / a.head.block_size]) * a.block_bytes + size_t(a.kv_head) * a.head.bytes;
 }
 
-// The keys of positions [at, at + 16), and the distance between dimensions; those from `end` on are of no account.
-template <bool BF16>
-inline const typename Cell<BF16>::T* key_tile(const Attention& a, int at, int end, int& step) {
-    typedef typename Cell<BF16>::T T;
-    if (a.block_size % LANES == 0) {
-        step = a.block_size;
-        return head_of<BF16>(a, at) + at % a.block_size;
+// Keys of positions [at, at + 16) and the distance between dimensions, their scales and the distance between groups.
+template <int KIND>
+struct Keys {
+    const typename Cell<KIND>::T* cells;
+    const float* scales;
+    int step;
+};
+
+// Positions from `end` on are of no account.
+template <int KIND>
+inline Keys<KIND> key_tile(const Attention& a, int at, int end) {
+    typedef typename Cell<KIND>::T T;
+    const HeadLayout& l = a.head;
+    if (l.block_size % LANES == 0) {
+        const uint8_t* head = head_at(a, at);
+        return {(const T*)(head + l.keys) + at % l.block_size, (const float*)head + at % l.block_size, l.block_size};
     }
     T* tile = (T*)a.tile;
-    step = LANES;
+    float* scales = (float*)(a.tile + size_t(l.head_dim) * LANES * sizeof(float));
     for (int i = 0; i < LANES; i++) {
-        const int position = at + i < end ? at + i : end - 1;
-        const T* keys = head_of<BF16>(a, position) + position % a.block_size;
-        for (int d = 0; d < a.head_dim; d++) tile[d * LANES + i] = keys[d * a.block_size];
+        const int position = at + i < end ? at + i : end - 1, slot = position % l.block_size;
+        const uint8_t* head = head_at(a, position);
+        const T* keys = (const T*)(head + l.keys) + slot;
+        for (int d = 0; d < l.head_dim; d++) tile[d * LANES + i] = keys[d * l.block_size];
+        if (KIND == OCT_I8)
+            for (int g = 0; g * GROUP < l.head_dim; g++) scales[g * LANES + i] = ((const float*)head)[g * l.block_size + slot];
     }
-    return tile;
+    return {tile, scales, LANES};
 }
 
-template <bool BF16>
-inline const typename Cell<BF16>::T* value_row(const Attention& a, int position) {
-    return head_of<BF16>(a, position) + a.head_dim * a.block_size + position % a.block_size * a.padded_dim;
-}
-
-template <bool BF16, int R>
-void scores_of(const Attention& a, const float* q, int end) {
-    for (int at = 0; at < end; at += LANES) {
-        int step;
-        const auto* keys = key_tile<BF16>(a, at, end, step);
+template <int KIND, int R>
+void scores_of(const Attention& a, const float* q, int from, int end) {
+    const int dims = a.head.head_dim;
+    for (int at = from; at < end; at += LANES) {
+        const Keys<KIND> keys = key_tile<KIND>(a, at, end);
         const int ahead = at + 4 * LANES;
-        const auto* next = ahead < end ? head_of<BF16>(a, ahead) + ahead % a.block_size : keys;
+        const auto* next = ahead < end ? (const typename Cell<KIND>::T*)(head_at(a, ahead) + a.head.keys) : keys.cells;
         F s[R];
         for (int r = 0; r < R; r++) s[r] = zero();
-        for (int d = 0; d < a.head_dim; d++) {
-            __builtin_prefetch(next + d * step);
-            F key = Cell<BF16>::get(keys + d * step);
+        if (KIND == OCT_I8) {
+            for (int d = 0; d < dims; d += GROUP) {
+                F part[R];
+                for (int r = 0; r < R; r++) part[r] = zero();
+                for (int i = d; i < least(d + GROUP, dims); i++) {
+                    if (i % 4 == 0) __builtin_prefetch(next + i * keys.step);
+                    F key = Cell<KIND>::get(keys.cells + i * keys.step);
 #pragma GCC unroll 12
-            for (int r = 0; r < R; r++) s[r] = fma(key, set(q[r * a.head_dim + d]), s[r]);
+                    for (int r = 0; r < R; r++) part[r] = fma(key, set(q[r * dims + i]), part[r]);
+                }
+                F scale = load(keys.scales + d / GROUP * keys.step);
+                for (int r = 0; r < R; r++) s[r] = fma(part[r], scale, s[r]);
+            }
+        } else {
+            for (int d = 0; d < dims; d++) {
+                __builtin_prefetch(next + d * keys.step);
+                F key = Cell<KIND>::get(keys.cells + d * keys.step);
+#pragma GCC unroll 12
+                for (int r = 0; r < R; r++) s[r] = fma(key, set(q[r * dims + d]), s[r]);
+            }
         }
-        for (int r = 0; r < R; r++) store(a.scores + r * a.stride + at, s[r]);
+        for (int r = 0; r < R; r++) {
+            if (a.cap > 0) s[r] = capped(s[r], a.cap);
+            store(a.scores + r * SEGMENT + at % SEGMENT, s[r]);
+        }
     }
 }
 
-// Weights of the positions a row sees; zeros from there to `end` and on to its whole tile. Gives 1 / their sum.
-inline float weigh(float* scores, int seen, int end) {
-    F top = set(-3.4e38f);
-    for (int at = 0; at < seen; at += LANES) {
-        F s = load(scores + at);
-        if (seen - at < LANES) s = keep_first(s, seen - at, set(-3.4e38f));
-        top = most(top, s);
-    }
-    top = set(greatest(top));
+// Weights of positions [first, seen), zeros beside them to whole tiles of [from, end). Gives greatest score and sum.
+inline void weigh(float* scores, int from, int end, int first, int seen, float& greatest_score, float& sum_of_weights) {
+    scores -= from - from % SEGMENT;
+    const auto kept = [&](F s, int at, F other) {
+        if (seen - at < LANES) s = keep_first(s, seen > at ? seen - at : 0, other);
+        if (first > at) s = keep_first(other, first - at < LANES ? first - at : LANES, s);
+        return s;
+    };
+    F top = set(LOWEST);
+    for (int at = from; at < end; at += LANES) top = most(top, kept(load(scores + at), at, set(LOWEST)));
+    greatest_score = greatest(top);
+    top = set(greatest_score);
     F total = zero();
-    for (int at = 0; at < end; at += LANES) {
-        F weight = exponential(sub(load(scores + at), top));
-        if (seen - at < LANES) weight = keep_first(weight, seen > at ? seen - at : 0, zero());
+    for (int at = from; at < end; at += LANES) {
+        F weight = kept(exponential(sub(load(scores + at), top)), at, zero());
         total = add(total, weight);
         store(scores + at, weight);
     }
-    return 1.f / sum(total);
+    sum_of_weights = sum(total);
 }
 
-template <bool BF16, int R, int ND>
-inline void mix(const Attention& a, int from, int end, const float* inverse, float* const* out) {
+template <int KIND>
+struct Values {
+    const typename Cell<KIND>::T* cells;
+    const float* scales;
+};
+
+template <int KIND>
+inline Values<KIND> value_row(const Attention& a, int position) {
+    const HeadLayout& l = a.head;
+    const uint8_t* head = head_at(a, position);
+    const int slot = position % l.block_size;
+    return {(const typename Cell<KIND>::T*)(head + l.values) + slot * l.padded_dim,
+            (const float*)(head + l.value_scales) + slot * ((l.head_dim + GROUP - 1) / GROUP)};
+}
+
+template <int KIND, int R, int ND>
+inline void mix(const Attention& a, int dim, int from, int end, float* part) {
+    const int padded = a.head.padded_dim, groups = (a.head.head_dim + GROUP - 1) / GROUP;
+    const bool whole = a.head.block_size % LANES == 0;
     F y[R][ND];
     for (int r = 0; r < R; r++)
         for (int n = 0; n < ND; n++) y[r][n] = zero();
-    for (int at = 0; at < end; at += LANES) {
-        const int last = least(at + LANES, end);
-        const bool whole = a.block_size % LANES == 0;
-        const auto* values = value_row<BF16>(a, at) + from;
-        const int ahead = at + 4 * LANES;
-        const auto* next = ahead < end ? value_row<BF16>(a, ahead) + from : values;
+    for (int at = from; at < end; at += LANES) {
+        const int last = least(at + LANES, end), ahead = at + 4 * LANES;
+        const Values<KIND> tile = value_row<KIND>(a, at);
+        const auto* next = ahead < end ? value_row<KIND>(a, ahead).cells + dim : tile.cells + dim;
         for (int t = at; t < last; t++) {
-            const auto* v = whole ? values + (t - at) * a.padded_dim : value_row<BF16>(a, t) + from;
-            prefetch(next + (whole ? (t - at) * a.padded_dim : 0), ND * LANES * int(sizeof *v));
+            const Values<KIND> row = whole ? Values<KIND>{tile.cells + (t - at) * padded, tile.scales + (t - at) * groups}
+                                           : value_row<KIND>(a, t);
+            prefetch(next + (whole ? (t - at) * padded : 0), ND * LANES * int(sizeof *row.cells));
             F value[ND];
 #pragma GCC unroll 4
-            for (int n = 0; n < ND; n++) value[n] = Cell<BF16>::get(v + n * LANES);
+            for (int n = 0; n < ND; n++) {
+                value[n] = Cell<KIND>::get(row.cells + dim + n * LANES);
+                if (KIND == OCT_I8) value[n] = mul(value[n], set(row.scales[(dim + n * LANES) / GROUP]));
+            }
 #pragma GCC unroll 12
             for (int r = 0; r < R; r++) {
-                F weight = set(a.scores[r * a.stride + t]);
+                F weight = set(a.scores[r * SEGMENT + t % SEGMENT]);
 #pragma GCC unroll 4
                 for (int n = 0; n < ND; n++) y[r][n] = fma(weight, value[n], y[r][n]);
             }
         }
     }
     for (int r = 0; r < R; r++)
-        for (int n = 0; n < ND; n++) {
-            F value = mul(y[r][n], set(inverse[r]));
-            const int at = from + n * LANES;
-            if (a.head_dim - at >= LANES) {
-                store(out[r] + at, value);
-            } else {
-                float all[LANES];
-                store(all, value);
-                for (int i = at; i < a.head_dim; i++) out[r][i] = all[i - at];
-            }
-        }
+        for (int n = 0; n < ND; n++) store(part + r * (padded + LANES) + dim + n * LANES, y[r][n]);
 }
 
-template <bool BF16, int R>
-void attend_rows(const Attention& a, const float* q, const int* seen, float* const* out) {
-    int end = 0;
-    for (int r = 0; r < R; r++) end = seen[r] > end ? seen[r] : end;
-    scores_of<BF16, R>(a, q, end);
-    float inverse[R];
-    for (int r = 0; r < R; r++) inverse[r] = weigh(a.scores + r * a.stride, seen[r], end);
+template <int KIND, int R>
+void attend_rows(const Attention& a, const float* q, const int* first, const int* seen, int segment, float* part) {
+    const int padded = a.head.padded_dim, stride = padded + LANES;
+    int from = first[0], end = seen[0];
+    for (int r = 1; r < R; r++) {
+        from = first[r] < from ? first[r] : from;
+        end = seen[r] > end ? seen[r] : end;
+    }
+    from = from / LANES * LANES;
+    if (from < segment * SEGMENT) from = segment * SEGMENT;
+    end = least(end, (segment + 1) * SEGMENT);
+    scores_of<KIND, R>(a, q, from, end);
+    for (int r = 0; r < R; r++)
+        weigh(a.scores + r * SEGMENT, from, end, first[r], seen[r], part[r * stride + padded], part[r * stride + padded + 1]);
     constexpr int ND = R * 4 <= MOST_SUMS ? 4 : R * 2 <= MOST_SUMS ? 2 : 1;
-    int from = 0;
-    for (; from + ND * LANES <= a.padded_dim; from += ND * LANES) mix<BF16, R, ND>(a, from, end, inverse, out);
-    for (; from < a.padded_dim; from += LANES) mix<BF16, R, 1>(a, from, end, inverse, out);
+    int dim = 0;
+    for (; dim + ND * LANES <= padded; dim += ND * LANES) mix<KIND, R, ND>(a, dim, from, end, part);
+    for (; dim < padded; dim += LANES) mix<KIND, R, 1>(a, dim, from, end, part);
 }
 
-template <bool BF16>
-void attend_all(const Attention& a, const float* q, int rows, const int* seen, float* const* out) {
+template <int KIND>
+void attend_all(const Attention& a, const float* q, int rows, const int* first, const int* seen, int segment, float* part) {
     int r = 0;
     auto take = [&](int n) {
-        const float* at = q + size_t(r) * a.head_dim;
-        const int* s = seen + r;
-        float* const* o = out + r;
-        if (n == 1) attend_rows<BF16, 1>(a, at, s, o);
-        if (n == 2) attend_rows<BF16, 2>(a, at, s, o);
-        if (n == 3) attend_rows<BF16, 3>(a, at, s, o);
-        if (n == 4) attend_rows<BF16, 4>(a, at, s, o);
-        if (MOST_SUMS > 6 && n == 6) attend_rows<BF16, (MOST_SUMS > 6 ? 6 : 1)>(a, at, s, o);
-        if (MOST_SUMS > 6 && n == 8) attend_rows<BF16, (MOST_SUMS > 6 ? 8 : 1)>(a, at, s, o);
-        if (MOST_SUMS > 6 && n == 12) attend_rows<BF16, (MOST_SUMS > 6 ? 12 : 1)>(a, at, s, o);
+        const float* at = q + size_t(r) * a.head.head_dim;
+        float* to = part + size_t(r) * (a.head.padded_dim + LANES);
+        const int *f = first + r, *s = seen + r;
+        if (n == 1) attend_rows<KIND, 1>(a, at, f, s, segment, to);
+        if (n == 2) attend_rows<KIND, 2>(a, at, f, s, segment, to);
+        if (n == 3) attend_rows<KIND, 3>(a, at, f, s, segment, to);
+        if (n == 4) attend_rows<KIND, 4>(a, at, f, s, segment, to);
+        if (MOST_SUMS > 6 && n == 6) attend_rows<KIND, (MOST_SUMS > 6 ? 6 : 1)>(a, at, f, s, segment, to);
+        if (MOST_SUMS > 6 && n == 8) attend_rows<KIND, (MOST_SUMS > 6 ? 8 : 1)>(a, at, f, s, segment, to);
+        if (MOST_SUMS > 6 && n == 12) attend_rows<KIND, (MOST_SUMS > 6 ? 12 : 1)>(a, at, f, s, segment, to);
         r += n;
     };
     while (r < rows) {
@@ -166,31 +216,80 @@ void attend_all(const Attention& a, const float* q, int rows, const int* seen, f
     }
 }
 
-void attend(const Attention& a, const float* q, int rows, const int* seen, float* const* out) {
-    if (a.bf16) attend_all<true>(a, q, rows, seen, out);
-    else attend_all<false>(a, q, rows, seen, out);
+void attend(const Attention& a, const float* q, int rows, const int* first, const int* seen, int segment, float* part) {
+    if (a.head.kind == OCT_BF16) attend_all<OCT_BF16>(a, q, rows, first, seen, segment, part);
+    else if (a.head.kind == OCT_I8) attend_all<OCT_I8>(a, q, rows, first, seen, segment, part);
+    else attend_all<OCT_F32>(a, q, rows, first, seen, segment, part);
 }
 
-void rotate(const float* x, const float* cosines, const float* sines, int half, float scale, float* out) {
+// A part that nothing is seen of has weights of sum 0 and changes no bit.
+void merge(const float* part, int padded, int rows, float* into) {
+    for (int r = 0; r < rows; r++, part += padded + LANES, into += padded + LANES) {
+        const float top = part[padded] > into[padded] ? part[padded] : into[padded];
+        const F ours = exponential(set(into[padded] - top)), theirs = exponential(set(part[padded] - top));
+        for (int i = 0; i < padded; i += LANES)
+            store(into + i, fma(load(part + i), theirs, mul(load(into + i), ours)));
+        float both[LANES];
+        store(both, fma(set(part[padded + 1]), theirs, mul(set(into[padded + 1]), ours)));
+        into[padded] = top;
+        into[padded + 1] = both[0];
+    }
+}
+
+void finish(const float* part, int head_dim, int padded, float* out) {
+    const F inverse = set(1.f / part[padded + 1]);
+    for (int at = 0; at < padded; at += LANES) {
+        const F value = mul(load(part + at), inverse);
+        if (head_dim - at >= LANES) {
+            store(out + at, value);
+        } else {
+            float all[LANES];
+            store(all, value);
+            for (int i = at; i < head_dim; i++) out[i] = all[i - at];
+        }
+    }
+}
+
+void rotate(const float* x, const float* cosines, const float* sines, int half, int head_dim, float scale, float* out) {
     for (int i = 0; i < half; i++) {
         const float a = x[i], b = x[i + half];
         out[i] = (a * cosines[i] - b * sines[i]) * scale;
         out[i + half] = (b * cosines[i] + a * sines[i]) * scale;
     }
+    for (int i = 2 * half; i < head_dim; i++) out[i] = x[i] * scale;
 }
 
-void remember(const float* key, const float* value, int head_dim, int padded_dim, int block_size, int at, bool bf16,
-              uint8_t* head) {
-    if (bf16) {
-        uint16_t* k = (uint16_t*)head + at;
-        uint16_t* v = (uint16_t*)head + head_dim * block_size + at * padded_dim;
-        for (int d = 0; d < head_dim; d++) k[d * block_size] = to_bf16(key[d]);
-        for (int d = 0; d < head_dim; d++) v[d] = to_bf16(value[d]);
+// A group's numbers as bytes, `step` apart, and their scale.
+inline float to_bytes(const float* x, int n, int step, int8_t* out) {
+    float top = 0;
+    for (int i = 0; i < n; i++) top = __builtin_fabsf(x[i]) > top ? __builtin_fabsf(x[i]) : top;
+    const float inverse = top > 0 ? 127.f / top : 0.f;
+    for (int i = 0; i < n; i++) {
+        const float q = __builtin_nearbyintf(x[i] * inverse);
+        out[i * step] = int8_t(q == q ? q : 0);
+    }
+    return top / 127.f;
+}
+
+void remember(const float* key, const float* value, const HeadLayout& l, int at, uint8_t* head) {
+    const int dims = l.head_dim, size = l.block_size;
+    uint8_t *keys = head + l.keys, *values = head + l.values;
+    if (l.kind == OCT_BF16) {
+        uint16_t *k = (uint16_t*)keys + at, *v = (uint16_t*)values + at * l.padded_dim;
+        for (int d = 0; d < dims; d++) k[d * size] = to_bf16(key[d]);
+        for (int d = 0; d < dims; d++) v[d] = to_bf16(value[d]);
+    } else if (l.kind == OCT_I8) {
+        const int groups = (dims + GROUP - 1) / GROUP;
+        float *k = (float*)head + at, *v = (float*)(head + l.value_scales) + at * groups;
+        for (int g = 0; g < groups; g++) {
+            const int d = g * GROUP, n = least(GROUP, dims - d);
+            k[g * size] = to_bytes(key + d, n, size, (int8_t*)keys + d * size + at);
+            v[g] = to_bytes(value + d, n, 1, (int8_t*)values + at * l.padded_dim + d);
+        }
     } else {
-        float* k = (float*)head + at;
-        float* v = (float*)head + head_dim * block_size + at * padded_dim;
-        for (int d = 0; d < head_dim; d++) k[d * block_size] = key[d];
-        for (int d = 0; d < head_dim; d++) v[d] = value[d];
+        float *k = (float*)keys + at, *v = (float*)values + at * l.padded_dim;
+        for (int d = 0; d < dims; d++) k[d * size] = key[d];
+        for (int d = 0; d < dims; d++) v[d] = value[d];
     }
 }
 

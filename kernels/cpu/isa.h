@@ -11,22 +11,27 @@ constexpr int GROUP = 32;  // columns that share a scale, of weights and of acti
 constexpr int LANES = 16;
 constexpr int MOST_SEEING = 12;  // rows that attend at a time
 
+constexpr int SEGMENT = 256;     // positions that attention sums up before it turns to the next ones
+
 // Rows as the products want them, in panels of 16 so that a tile reads all of its rows near one address. Of each panel:
 //
-//     floats  x [cols][16]         int8  q [groups][16][32], and by group and row: scale, scale · sum, sum [groups][16]
+//     floats  x [cols][16]         int8  q [groups][16][32], and by group and row [groups][16]:
+//                                        scale, scale · sum, sum, sum of the first 16 columns
 struct Activations {
     const float* x;
     const int8_t* q;
     const float *scale, *scaled_sum;
-    const int32_t* sum;
+    const int32_t *sum, *low;
 };
 
 // Where products go. HEAD keeps the best of the blocks it is given, by row.
 struct Sink {
-    enum Mode { STORE, ADD, GATED, HEAD } mode;
+    enum Mode { STORE, ADD, GATED, ACT, HEAD } mode;
+    int act;
     float* out;
     size_t stride;
     const float* bias;
+    float cap;                   // HEAD
     int rows;                    // HEAD: the vocabulary
     const int32_t* logit_rows;   // HEAD
     float* best;
@@ -34,31 +39,43 @@ struct Sink {
     float* check;                // stays 0 as long as all are finite
 };
 
+// How a head's keys and values lie in a block, and where its parts begin.
+struct HeadLayout {
+    int kind;  // OCT_F32, OCT_BF16 or OCT_I8
+    int head_dim, padded_dim, block_size;
+    size_t keys, values, value_scales, bytes;  // key scales come first
+};
+
 // One sequence's keys and values in one layer, and the rows that look at them through one key head.
 struct Attention {
+    HeadLayout head;
     const uint8_t* pool;  // of the layer
-    size_t block_bytes, head_bytes;
+    size_t block_bytes;
     const int32_t* table;
-    int kv_head, head_dim, padded_dim, block_size, bf16;
-    float* scores;  // scratch, [MOST_SEEING][stride]
-    size_t stride;
-    uint8_t* tile;  // scratch, one tile of keys
+    int kv_head;
+    float cap;
+    float* scores;  // scratch, [MOST_SEEING][SEGMENT]
+    uint8_t* tile;  // scratch, one tile of keys and its scales
 };
 
 struct Isa {
-    void (*norm)(const float* x, const float* weight, int width, int count, float eps, float* out);
+    void (*norm)(int kind, const float* x, const float* weight, const float* bias, int width, int count, float eps,
+                 float* out);
+    void (*add_rows)(const float* x, int n, float* out);
     // Both put a row into its place in a panel, of which they are given the address.
     void (*spread)(const float* x, int n, float* out);
-    void (*quantise)(const float* x, int n, int8_t* q, float* scale, float* scaled_sum, int32_t* sum);
-    void (*embed)(const OctMatrix&, int row, float* out);
+    void (*quantise)(const float* x, int n, int8_t* q, float* scale, float* scaled_sum, int32_t* sum, int32_t* low);
+    void (*embed)(const OctMatrix&, int row, float scale, bool added, float* spare, float* out);
     void (*product)(const OctMatrix&, int from, int to, const Activations&, int rows, bool exact, Sink&);
-    // q [rows][head_dim] rotated and scaled; row r sees positions [0, seen[r])
-    void (*attend)(const Attention&, const float* q, int rows, const int* seen, float* const* out);
-    // Turn pairs (i, i + half) by angles, times `scale`.
-    void (*rotate)(const float* x, const float* cosines, const float* sines, int half, float scale, float* out);
+    // q [rows][head_dim] rotated and scaled; row r sees positions [first[r], seen[r]). Of those in one segment, gives
+    // [rows][padded_dim + 16]: the sum of the values by their weights, the greatest score, the sum of the weights.
+    void (*attend)(const Attention&, const float* q, int rows, const int* first, const int* seen, int segment, float* part);
+    void (*merge)(const float* part, int padded_dim, int rows, float* into);  // a later segment's into the earlier ones'
+    void (*finish)(const float* part, int head_dim, int padded_dim, float* out);
+    // Turn pairs (i, i + half) by angles, times `scale`; what is beyond them is only scaled.
+    void (*rotate)(const float* x, const float* cosines, const float* sines, int half, int head_dim, float scale, float* out);
     // One token's key (rotated) and value of one head into its block.
-    void (*remember)(const float* key, const float* value, int head_dim, int padded_dim, int block_size, int at, bool bf16,
-                     uint8_t* head);
+    void (*remember)(const float* key, const float* value, const HeadLayout&, int at, uint8_t* head);
     bool (*finite)(const float* x, int n);
 };
 

@@ -2,4 +2,6 @@
 #include "attention.h"
 #include "product.h"
 
-const octavo::Isa octavo::isa_avx512 = {norm, spread, quantise, embed, product, attend, rotate, remember, finite};
+const octavo::Isa octavo::isa_avx512 {
+    norm, add_rows, spread, quantise, embed, product, attend, merge, finish, rotate, remember, finite,
+};

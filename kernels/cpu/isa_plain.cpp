@@ -2,4 +2,6 @@
 #include "attention.h"
 #include "product.h"
 
-const octavo::Isa octavo::isa_plain = {norm, spread, quantise, embed, product, attend, rotate, remember, finite};
+const octavo::Isa octavo::isa_plain {
+    norm, add_rows, spread, quantise, embed, product, attend, merge, finish, rotate, remember, finite,
+};

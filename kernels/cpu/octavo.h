@@ -14,8 +14,13 @@ enum OctKind : int32_t {
     OCT_F32 = 0,
     OCT_F16 = 1,
     OCT_BF16 = 2,
-    OCT_W4 = 3,  // groups of 32 columns: 4-bit numbers q, fp16 d and m a row: weight = d q + m
-    OCT_W8 = 4,  // groups of 32 columns: 8-bit numbers, fp16 d a row: weight = d q
+    OCT_W4 = 3,  // the quantised ones: see formats.h
+    OCT_W8 = 4,
+    OCT_W5 = 5,
+    OCT_K4 = 6,
+    OCT_K5 = 7,
+    OCT_K6 = 8,
+    OCT_I8 = 9,  // of a KV pool only: 8-bit numbers, an fp32 scale for each 32 dimensions of a head and token
 };
 
 // How rows come to `oct_matrix_fill`, numbered as GGUF numbers them.
@@ -24,7 +29,12 @@ enum OctSource : int32_t {
     OCT_SRC_F16 = 1,
     OCT_SRC_Q4_0 = 2,
     OCT_SRC_Q4_1 = 3,
+    OCT_SRC_Q5_0 = 6,
+    OCT_SRC_Q5_1 = 7,
     OCT_SRC_Q8_0 = 8,
+    OCT_SRC_Q4_K = 12,
+    OCT_SRC_Q5_K = 13,
+    OCT_SRC_Q6_K = 14,
     OCT_SRC_BF16 = 30,
 };
 
@@ -36,30 +46,53 @@ struct OctMatrix {
 };
 
 enum OctOpKind : int32_t {
-    OCT_EMBED = 0,   // out = row `id` of matrix
-    OCT_LINEAR = 1,  // out (mode) matrix · norm(in) + bias; norm and bias may be absent
-    OCT_ATTEND = 2,  // rotate, write KV, attend: in holds q, k, v side by side, out the mixed heads
-    OCT_HEAD = 3,    // logits of the rows that sample: matrix · norm(in)
+    OCT_EMBED = 0,       // out = scale · row `id` of matrix; OCT_ADD: out += its row `position`
+    OCT_LINEAR = 1,      // out (mode) matrix · norm(in) + bias; norm and bias may be absent
+    OCT_ATTEND = 2,      // norm heads, rotate, write KV, attend: in holds q, k, v side by side, out the mixed heads
+    OCT_HEAD = 3,        // logits of the rows that sample: matrix · norm(in) + bias
+    OCT_ADD_NORMED = 4,  // out += norm(in)
+    // A mixture of experts. A token of which `used` experts are the best has as many slots: rows of the buffers that
+    // RISE and FALL write. Matrices are `experts` in a row, all of one shape.
+    OCT_ROUTE = 5,  // in: a logit for each expert; their softmax weighs those used (OCT_ADD: made to sum to 1)
+    OCT_RISE = 6,   // out, by slot: its expert's matrix (mode) · norm(in of its token)
+    OCT_FALL = 7,   // out, by slot: its expert's matrix · in of the slot
+    OCT_BLEND = 8,  // out += the slots of a token, by their weights
 };
-enum OctMode : int32_t { OCT_STORE = 0, OCT_ADD = 1, OCT_GATED = 2 };  // gated: blocks of gate and up rows alternate
+// ACT: the activation of the product. GATED: blocks of gate and up rows alternate; act(gate) · up.
+enum OctMode : int32_t { OCT_STORE = 0, OCT_ADD = 1, OCT_GATED = 2, OCT_ACT = 3 };
+enum OctAct : int32_t { OCT_SILU = 0, OCT_GELU_TANH = 1, OCT_GELU = 2, OCT_RELU = 3 };
+enum OctNorm : int32_t { OCT_RMS = 0, OCT_LAYER = 1 };
 
 struct OctOp {
-    int32_t kind, mode;
+    int32_t kind, mode, act, norm_kind;
     int32_t in, out;  // buffers
+    int32_t column;   // LINEAR: where in a row of `out` its results begin
     int32_t layer;    // of the KV pool
     int32_t heads;
+    int32_t angles;  // which table rotates; -1: none
+    int32_t width;   // ADD_NORMED: of a row
+    int32_t experts, used;
+    int32_t window;  // a token sees so many positions, its own included; 0: all
     float eps, scale;
+    float cap;  // of scores or logits x: cap · tanh(x / cap); 0: none
     const OctMatrix* matrix;
-    const float* norm;  // zero-padded to the buffer's width
-    const float* bias;  // zero-padded to 16 · blocks
+    const float *norm, *norm_bias;  // zero-padded to the buffer's width
+    const float* bias;              // zero-padded to 16 · blocks
+    const float *q_norm, *k_norm;   // of every head, zero-padded to whole vectors; may be absent
+};
+
+// Cosines [context][half], then as many sines: dimensions i and i + half of a head turn, those from 2 half on do not.
+struct OctAngles {
+    int32_t half;
+    const float* data;
 };
 
 struct OctShape {
     int32_t layers, kv_heads, head_dim;
     int32_t blocks, block_size;  // of the KV pool
-    int32_t kv_kind;             // OCT_F32 or OCT_BF16
+    int32_t kv_kind;             // OCT_F32, OCT_BF16 or OCT_I8
     int32_t context;
-    int32_t exact;               // 1: fp32 activations; 0: int8 activations where the weights are W4 or W8
+    int32_t exact;               // 1: fp32 activations; 0: int8 activations where the weights are quantised
     int32_t threads, isa;
 };
 
@@ -77,18 +110,20 @@ struct OctStep {
 struct OctModel;
 
 OCT_API int32_t oct_isa_best(void);  // the best level that this processor has: 0 plain, 1 AVX2, 2 AVX-512 VNNI
-// Fill in all of a matrix but `data`, which takes blocks · block_bytes, aligned to 64, zeroed. 0, or -1: W4 and W8 need
-// columns in whole groups of 32.
+// Fill in all of a matrix but `data`, which takes blocks · block_bytes, aligned to 64, zeroed. 0, or -1: columns go in
+// whole groups of 32, those of K4, K5 and K6 in groups of 256.
 OCT_API int32_t oct_matrix_shape(OctMatrix*, int32_t kind, int32_t rows, int32_t cols);
-// Row source_rows[i] of `source` becomes row target_rows[i]. 0, or -1 when this kind cannot be made of that source.
+// Row source_rows[i] of `source` becomes row target_rows[i]. 0; -1 when this kind cannot be made of that source; i + 1
+// when a number of row i, or a scale of it, is not finite.
 OCT_API int32_t oct_matrix_fill(const OctMatrix*, int32_t source_kind, const uint8_t* source, int32_t count,
                                 const int32_t* source_rows, const int32_t* target_rows);
 // y[n][16 · blocks] = x[n][cols] Wᵀ on the calling thread.
 OCT_API void oct_linear(int32_t isa, const OctMatrix*, const float* x, int32_t n, int32_t exact, float* y);
-// `widths` of the buffers are multiples of 16; `angles` is [context][head_dim / 2] cosines, then as many sines.
-// The program, angles and everything it points to must outlive the model.
+// `widths` of the buffers are multiples of 16. What program and angles point to must outlive the model.
 OCT_API OctModel* oct_model_new(const OctShape*, const OctOp*, int32_t ops, const int32_t* widths, int32_t buffers,
-                                const float* angles);
+                                const OctAngles*, int32_t angles);
+// Bytes of KV that a block takes in one layer.
+OCT_API uint64_t oct_block_bytes(const OctShape*);
 OCT_API void oct_model_free(OctModel*);
 OCT_API int32_t oct_step(OctModel*, const OctStep*);  // 0, or a code of `oct_error`; nothing is run then
 OCT_API const char* oct_error(int32_t code);

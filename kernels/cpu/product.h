@@ -15,6 +15,8 @@ __attribute__((noinline)) void emit(Sink& sink, int first, int block, const F* v
         const int real = sink.rows - int(column);
         for (int m = first; m < first + MT; m++) {
             F value = v[m - first];
+            if (sink.bias) value = add(value, bias);
+            if (sink.cap > 0) value = capped(value, sink.cap);
             if (real < LANES) value = keep_first(value, real, zero());
             store(sink.check + m * LANES, fma(value, zero(), load(sink.check + m * LANES)));
             if (int row = sink.logit_rows[m]; row >= 0) {
@@ -43,80 +45,115 @@ __attribute__((noinline)) void emit(Sink& sink, int first, int block, const F* v
             store(row + column, value);
         } else if (sink.mode == Sink::ADD) {
             store(row + column, add(load(row + column), value));
+        } else if (sink.mode == Sink::ACT) {
+            store(row + column, activated(sink.act, value));
         } else {  // even blocks are gates, the odd one after each what it gates
             float* out = row + size_t(block / 2) * LANES;
-            store(out, block % 2 ? mul(silu(load(out)), value) : value);
+            store(out, block % 2 ? mul(activated(sink.act, load(out)), value) : value);
         }
     }
 }
 
 constexpr int AHEAD = 2048;  // bytes: far enough for memory, near enough to be in the block or the next
 
-template <bool FOUR, int MT>
+template <int KIND>
+inline void load_numbers(const Place& at, Bytes& bytes) {
+    if (KIND == OCT_W8) load_w8(at.q, bytes);
+    else load_w4(at.q, bytes);
+    if (KIND == OCT_W5 || KIND == OCT_K5) raise_one(at.high, bytes);
+    if (KIND == OCT_K6) raise_two(at.high, bytes);
+}
+
+// What a group's numbers are multiplied by and what is added then; K6 has two factors, for the halves of its columns.
+template <int KIND>
+inline void load_scales(const Place& at, F& factor, F& second) {
+    factor = load_f16(at.d);
+    if (KIND == OCT_K6) {
+        second = mul(factor, load_i8((const int8_t*)at.scales + LANES));
+        factor = mul(factor, load_i8((const int8_t*)at.scales));
+    } else if (is_super(KIND)) {
+        factor = mul(factor, load_u8(at.scales));
+        second = sub(zero(), mul(load_f16(at.m), load_u8(at.scales + LANES)));
+    } else if (KIND != OCT_W8) {
+        second = load_f16(at.m);
+    }
+}
+
+template <int KIND, int MT>
 void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink& sink) {
     const int groups = w.cols / GROUP;
-    const uint8_t* q = w.data + size_t(block) * w.block_bytes;
-    const uint16_t* d = (const uint16_t*)(q + (FOUR ? 256 : size_t(groups) * W8_GROUP));
+    const uint8_t* data = w.data + size_t(block) * w.block_bytes;
     const size_t panel = size_t(m0 / LANES) * LANES, slot = m0 % LANES;
     const int8_t* x = a.q + panel * w.cols + slot * GROUP;
     const float* scale = a.scale + panel * groups + slot;
     const float* scaled_sum = a.scaled_sum + panel * groups + slot;
     const int32_t* total = a.sum + panel * groups + slot;
+    const int32_t* low = a.low + panel * groups + slot;
     F y[MT];
     for (int m = 0; m < MT; m++) y[m] = zero();
     for (int g = 0; g < groups; g++) {
+        const Place at = place_of<KIND>(data, groups, g);
         Bytes bytes;
-        if (FOUR) {
-            load_w4(q, bytes);
-            if (MT <= 4) prefetch(q + AHEAD, W4_GROUP);
-        } else {
-            load_w8(q, bytes);
-            if (MT <= 4) prefetch(q + AHEAD, W8_GROUP);
-        }
-        const F factor = load_f16(d), offset = FOUR ? load_f16(d + LANES) : zero();
+        load_numbers<KIND>(at, bytes);
+        if (MT <= 4) prefetch(at.q + AHEAD, group_bytes(KIND));
+        F factor, second = zero();
+        load_scales<KIND>(at, factor, second);
 #pragma GCC unroll 16
         for (int m = 0; m < MT; m++) {
             const int8_t* xs = x + m * GROUP;
-            const F s = mul(factor, set(scale[m]));
-            if (FOUR) {
-                y[m] = fma(s, dot_w4(bytes, xs), y[m]);
-                y[m] = fma(offset, set(scaled_sum[m]), y[m]);
+            if (KIND == OCT_K6) {
+                const F first = dot_half<0>(bytes, xs, -32 * low[m]), last = dot_half<1>(bytes, xs, 32 * (low[m] - total[m]));
+                y[m] = fma(fma(factor, first, mul(second, last)), set(scale[m]), y[m]);
+            } else if (KIND == OCT_W8) {
+                y[m] = fma(mul(factor, set(scale[m])), dot_w8(bytes, xs, total[m]), y[m]);
             } else {
-                y[m] = fma(s, dot_w8(bytes, xs, total[m]), y[m]);
+                const F dot = KIND == OCT_W4 || KIND == OCT_K4 ? dot_w4(bytes, xs) : dot_w5(bytes, xs);
+                y[m] = fma(mul(factor, set(scale[m])), dot, y[m]);
+                y[m] = fma(second, set(scaled_sum[m]), y[m]);
             }
         }
-        q += FOUR ? W4_GROUP : W8_GROUP;
-        d += FOUR ? W4_GROUP / 2 : LANES;
         x += LANES * GROUP;
         scale += LANES;
         scaled_sum += LANES;
         total += LANES;
+        low += LANES;
     }
     emit<MT>(sink, m0, block, y);
 }
 
-// The same weights against fp32 activations: each number is what the format says it is.
-template <bool FOUR, int MT>
+// A group's weights as the numbers that they stand for, [column][row].
+template <int KIND>
+__attribute__((noinline)) void dequantise(const Place& at, float* out) {
+    Bytes bytes;
+    load_numbers<KIND>(at, bytes);
+    F factor, second = zero();
+    load_scales<KIND>(at, factor, second);
+#pragma GCC unroll 32
+    for (int k = 0; k < GROUP; k++) {
+        F weight = byte_of(bytes, k);
+        if (KIND == OCT_W8) weight = mul(factor, sub(weight, set(128.f)));
+        else if (KIND == OCT_K6) weight = mul(k < LANES ? factor : second, sub(weight, set(32.f)));
+        else weight = fma(factor, weight, second);
+        store(out + k * LANES, weight);
+    }
+}
+
+// The same weights against fp32 activations.
+template <int KIND, int MT>
 void exact_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink& sink) {
     const int groups = w.cols / GROUP;
-    const uint8_t* q = w.data + size_t(block) * w.block_bytes;
-    const uint16_t* d = (const uint16_t*)(q + (FOUR ? 256 : size_t(groups) * W8_GROUP));
+    const uint8_t* data = w.data + size_t(block) * w.block_bytes;
     const float* x = a.x + size_t(m0 / LANES) * LANES * w.cols + m0 % LANES;
+    alignas(64) float weights[GROUP * LANES];
     F y[MT];
     for (int m = 0; m < MT; m++) y[m] = zero();
-    for (int g = 0; g < groups; g++) {
-        Bytes bytes;
-        if (FOUR) load_w4(q, bytes);
-        else load_w8(q, bytes);
-        const F factor = load_f16(d), offset = FOUR ? load_f16(d + LANES) : zero();
-#pragma GCC unroll 32
+    for (int g = 0; g < groups; g++, x += GROUP * LANES) {
+        dequantise<KIND>(place_of<KIND>(data, groups, g), weights);
         for (int k = 0; k < GROUP; k++) {
-            F weight = FOUR ? fma(factor, byte_of(bytes, k), offset) : mul(factor, sub(byte_of(bytes, k), set(128.f)));
+            const F weight = load(weights + k * LANES);
 #pragma GCC unroll 16
-            for (int m = 0; m < MT; m++) y[m] = fma(weight, set(x[(g * GROUP + k) * LANES + m]), y[m]);
+            for (int m = 0; m < MT; m++) y[m] = fma(weight, set(x[k * LANES + m]), y[m]);
         }
-        q += FOUR ? W4_GROUP : W8_GROUP;
-        d += FOUR ? W4_GROUP / 2 : LANES;
     }
     emit<MT>(sink, m0, block, y);
 }
@@ -160,13 +197,26 @@ inline void sweep(const OctMatrix& w, int block, const Activations& a, int m, in
     if (m < end) T<1>::run(w, block, a, m, sink);
 }
 
-template <int MT> struct Int8W4 { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { int8_tile<true, MT>(w, b, a, m, s); } };
-template <int MT> struct Int8W8 { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { int8_tile<false, MT>(w, b, a, m, s); } };
-template <int MT> struct ExactW4 { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { exact_tile<true, MT>(w, b, a, m, s); } };
-template <int MT> struct ExactW8 { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { exact_tile<false, MT>(w, b, a, m, s); } };
-template <int KIND> struct Float {
-    template <int MT> struct One { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { float_tile<KIND, 1, MT>(w, b, a, m, s); } };
+template <int KIND>
+struct Int8 {
+    template <int MT> struct Tile { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { int8_tile<KIND, MT>(w, b, a, m, s); } };
 };
+template <int KIND>
+struct Exact {
+    template <int MT> struct Tile { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { exact_tile<KIND, MT>(w, b, a, m, s); } };
+};
+template <int KIND>
+struct Float {
+    template <int MT> struct Tile { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { float_tile<KIND, 1, MT>(w, b, a, m, s); } };
+};
+
+template <int KIND>
+void group_product(const OctMatrix& w, int from, int to, const Activations& a, int m, int end, bool exact, Sink& sink) {
+    for (int block = from; block < to; block++) {
+        if (exact) sweep<Exact<KIND>::template Tile>(w, block, a, m, end, sink);
+        else sweep<Int8<KIND>::template Tile>(w, block, a, m, end, sink);
+    }
+}
 
 // A single row has one running sum a block: four blocks at a time hide the latency of its additions.
 template <int KIND>
@@ -177,7 +227,7 @@ void float_product(const OctMatrix& w, int from, int to, const Activations& a, i
             if (end - m == 2) float_tile<KIND, 4, 2>(w, block, a, m, sink);
             else float_tile<KIND, 4, 1>(w, block, a, m, sink);
         }
-    for (; block < to; block++) sweep<Float<KIND>::template One>(w, block, a, m, end, sink);
+    for (; block < to; block++) sweep<Float<KIND>::template Tile>(w, block, a, m, end, sink);
 }
 
 constexpr int ROWS_AT_ONCE = 96;  // activations that stay in the second-level cache while weights pass by
@@ -185,16 +235,17 @@ constexpr int ROWS_AT_ONCE = 96;  // activations that stay in the second-level c
 void product(const OctMatrix& w, int from, int to, const Activations& a, int rows, bool exact, Sink& sink) {
     for (int m = 0; m < rows; m += ROWS_AT_ONCE) {
         const int end = least(rows, m + ROWS_AT_ONCE);
-        if (w.kind == OCT_F32) float_product<OCT_F32>(w, from, to, a, m, end, sink);
-        else if (w.kind == OCT_F16) float_product<OCT_F16>(w, from, to, a, m, end, sink);
-        else if (w.kind == OCT_BF16) float_product<OCT_BF16>(w, from, to, a, m, end, sink);
-        else
-            for (int block = from; block < to; block++) {
-                if (w.kind == OCT_W4 && exact) sweep<ExactW4>(w, block, a, m, end, sink);
-                else if (w.kind == OCT_W4) sweep<Int8W4>(w, block, a, m, end, sink);
-                else if (exact) sweep<ExactW8>(w, block, a, m, end, sink);
-                else sweep<Int8W8>(w, block, a, m, end, sink);
-            }
+        switch (w.kind) {
+            case OCT_F32: float_product<OCT_F32>(w, from, to, a, m, end, sink); break;
+            case OCT_F16: float_product<OCT_F16>(w, from, to, a, m, end, sink); break;
+            case OCT_BF16: float_product<OCT_BF16>(w, from, to, a, m, end, sink); break;
+            case OCT_W4: group_product<OCT_W4>(w, from, to, a, m, end, exact, sink); break;
+            case OCT_W5: group_product<OCT_W5>(w, from, to, a, m, end, exact, sink); break;
+            case OCT_W8: group_product<OCT_W8>(w, from, to, a, m, end, exact, sink); break;
+            case OCT_K4: group_product<OCT_K4>(w, from, to, a, m, end, exact, sink); break;
+            case OCT_K5: group_product<OCT_K5>(w, from, to, a, m, end, exact, sink); break;
+            default: group_product<OCT_K6>(w, from, to, a, m, end, exact, sink);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 // Kernels on one row: norm, quantisation, embedding, elementwise functions. Included by a level after its vectors.
 #pragma once
-#include "half.h"
+#include "formats.h"
 #include "isa.h"
 
 namespace {
@@ -32,34 +32,79 @@ inline F exponential(F x) {
 
 inline F silu(F x) { return div(x, add(set(1.f), exponential(sub(zero(), x)))); }
 
-// `width` is a multiple of 16, of which `count` numbers are real and the rest zeros.
-void norm(const float* x, const float* weight, int width, int count, float eps, float* out) {
+// cap · tanh(x / cap), as 1 - 2 / (e^2x + 1): the error is one of cap's size.
+inline F capped(F x, float cap) {
+    F e = exponential(mul(x, set(2.f / cap)));
+    return mul(set(cap), sub(set(1.f), div(set(2.f), add(e, set(1.f)))));
+}
+
+// x Φ(x), or with tanh in place of Φ: Hendrycks and Gimpel, Gaussian Error Linear Units (2016).
+inline F gelu_tanh(F x) {
+    F u = mul(x, fma(mul(x, x), set(0.0356774081f), set(0.7978845608f)));
+    return div(x, add(set(1.f), exponential(mul(u, set(-2.f)))));
+}
+inline F gelu(F x) {  // erf by Abramowitz and Stegun, 7.1.26: within 1.5e-7
+    F z = mul(magnitude(x), set(0.7071067812f));
+    F t = div(set(1.f), fma(z, set(0.3275911f), set(1.f)));
+    F p = fma(t, set(1.061405429f), set(-1.453152027f));
+    p = fma(p, t, set(1.421413741f));
+    p = fma(p, t, set(-0.284496736f));
+    p = mul(fma(p, t, set(0.254829592f)), t);
+    F tail = mul(set(0.5f), mul(p, exponential(sub(zero(), mul(z, z)))));  // of |x|
+    return sub(most(x, zero()), mul(magnitude(x), tail));
+}
+
+inline F activated(int act, F x) {
+    switch (act) {
+        case OCT_GELU_TANH: return gelu_tanh(x);
+        case OCT_GELU: return gelu(x);
+        case OCT_RELU: return most(x, zero());
+        default: return silu(x);
+    }
+}
+
+// `width` is a multiple of 16, of which `count` numbers are real and the rest zeros, of the weights too.
+void norm(int kind, const float* x, const float* weight, const float* bias, int width, int count, float eps, float* out) {
+    F mean = zero();
+    if (kind == OCT_LAYER) {
+        for (int i = 0; i < width; i += LANES) mean = add(mean, load(x + i));
+        mean = set(sum(mean) / float(count));
+    }
     F squares = zero();
     for (int i = 0; i < width; i += LANES) {
-        F v = load(x + i);
+        F v = sub(load(x + i), mean);
+        if (count - i < LANES) v = keep_first(v, count > i ? count - i : 0, zero());
         squares = fma(v, v, squares);
     }
     F scale = set(1.f / __builtin_sqrtf(sum(squares) / float(count) + eps));
-    for (int i = 0; i < width; i += LANES) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
+    for (int i = 0; i < width; i += LANES) {
+        F v = mul(mul(sub(load(x + i), mean), scale), load(weight + i));
+        store(out + i, bias ? add(v, load(bias + i)) : v);
+    }
+}
+
+void add_rows(const float* x, int n, float* out) {
+    for (int i = 0; i < n; i += LANES) store(out + i, add(load(out + i), load(x + i)));
 }
 
 void spread(const float* x, int n, float* out) {
     for (int k = 0; k < n; k++) out[k * LANES] = x[k];
 }
 
-void quantise(const float* x, int n, int8_t* q, float* scale, float* scaled_sum, int32_t* total) {
-    for (int g = 0; g < n / GROUP; g++, q += LANES * GROUP, scale += LANES, scaled_sum += LANES, total += LANES) {
+void quantise(const float* x, int n, int8_t* q, float* scale, float* scaled_sum, int32_t* total, int32_t* low) {
+    for (int g = 0; g < n / GROUP; g++) {
         F a = load(x + g * GROUP), b = load(x + g * GROUP + LANES);
         float top = greatest(most(magnitude(a), magnitude(b)));
         F inverse = set(top > 0 ? 127.f / top : 0.f);
         a = nearest(mul(a, inverse));
         b = nearest(mul(b, inverse));
-        store_i8(q, a);
-        store_i8(q + LANES, b);
-        float whole = sum(add(a, b));
-        *scale = top / 127.f;
-        *scaled_sum = *scale * whole;
-        *total = whole == whole ? int32_t(whole) : 0;
+        store_i8(q + g * LANES * GROUP, a);
+        store_i8(q + g * LANES * GROUP + LANES, b);
+        const float first = sum(a), whole = first + sum(b);
+        scale[g * LANES] = top / 127.f;
+        scaled_sum[g * LANES] = top / 127.f * whole;
+        total[g * LANES] = whole == whole ? int32_t(whole) : 0;
+        low[g * LANES] = first == first ? int32_t(first) : 0;
     }
 }
 
@@ -69,33 +114,37 @@ bool finite(const float* x, int n) {
     return lanes_equal(check, zero()) == 0xffff;
 }
 
-constexpr int W4_GROUP = 320;  // 256 bytes of numbers, 16 d, 16 m
-constexpr int W8_GROUP = 512;  // the d of all groups follow the numbers of all groups
-
-void embed(const OctMatrix& w, int row, float* out) {
-    const uint8_t* block = w.data + size_t(row / LANES) * w.block_bytes;
-    const int r = row % LANES, groups = w.cols / GROUP;
-    for (int k = 0; k < w.cols; k++) {
-        if (w.kind == OCT_F32) {
-            out[k] = ((const float*)block)[k * LANES + r];
-        } else if (w.kind == OCT_F16) {
-            out[k] = from_f16(((const uint16_t*)block)[k * LANES + r]);
-        } else if (w.kind == OCT_BF16) {
-            out[k] = from_bf16(((const uint16_t*)block)[k * LANES + r]);
-        } else {
-            const int g = k / GROUP, quad = k % GROUP / 4;
-            if (w.kind == OCT_W4) {
-                const uint8_t* q = block + g * W4_GROUP;
-                const uint16_t* d = (const uint16_t*)(q + 256);
-                uint8_t both = q[64 * (quad % 4) + 4 * r + k % 4];
-                out[k] = from_f16(d[r]) * float(quad < 4 ? both & 15 : both >> 4) + from_f16(d[16 + r]);
-            } else {
-                const uint16_t* d = (const uint16_t*)(block + groups * W8_GROUP) + g * LANES;
-                out[k] = from_f16(d[r]) * float(int(block[g * W8_GROUP + 64 * quad + 4 * r + k % 4]) - 128);
-            }
-        }
+template <int KIND>
+void unpack_row(const OctMatrix& w, const uint8_t* block, int r, float* out) {
+    const int groups = w.cols / GROUP;
+    for (int g = 0; g < groups; g++) {
+        const Place at = place_of<KIND>(block, groups, g);
+        for (int k = 0; k < GROUP; k++) out[g * GROUP + k] = weight_of<KIND>(at, r, k);
     }
-    for (int k = w.cols; k % LANES; k++) out[k] = 0;
+}
+
+// A row of a matrix, times `scale`, in place of what is at `out` or added to it; `spare` holds a row.
+void embed(const OctMatrix& w, int row, float scale, bool added, float* spare, float* out) {
+    const uint8_t* block = w.data + size_t(row / LANES) * w.block_bytes;
+    const int r = row % LANES;
+    float* to = added ? spare : out;
+    switch (w.kind) {
+        case OCT_F32: for (int k = 0; k < w.cols; k++) to[k] = ((const float*)block)[k * LANES + r]; break;
+        case OCT_F16: for (int k = 0; k < w.cols; k++) to[k] = from_f16(((const uint16_t*)block)[k * LANES + r]); break;
+        case OCT_BF16: for (int k = 0; k < w.cols; k++) to[k] = from_bf16(((const uint16_t*)block)[k * LANES + r]); break;
+        case OCT_W4: unpack_row<OCT_W4>(w, block, r, to); break;
+        case OCT_W5: unpack_row<OCT_W5>(w, block, r, to); break;
+        case OCT_W8: unpack_row<OCT_W8>(w, block, r, to); break;
+        case OCT_K4: unpack_row<OCT_K4>(w, block, r, to); break;
+        case OCT_K5: unpack_row<OCT_K5>(w, block, r, to); break;
+        default: unpack_row<OCT_K6>(w, block, r, to);
+    }
+    if (scale != 1.f)
+        for (int k = 0; k < w.cols; k++) to[k] *= scale;
+    if (added)
+        for (int k = 0; k < w.cols; k++) out[k] += to[k];
+    else
+        for (int k = w.cols; k % LANES; k++) out[k] = 0;
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // A model and its step: the program's operations as phases of a job, and what each of their chunks does.
 #include <sys/mman.h>
 
-#include <cstdlib>
+#include <atomic>
+#include <cmath>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -55,17 +57,18 @@ private:
 
 // Room for `rows` rows of activations of up to `columns` columns, in panels.
 struct Prepared {
-    Region x, q, scale, scaled_sum, sum;
+    Region x, q, scale, scaled_sum, sum, low;
     Prepared() = default;
     Prepared(size_t rows, int columns) : Prepared((rows + LANES - 1) / LANES * LANES * size_t(columns)) {}
 
 private:
     explicit Prepared(size_t n)
-        : x(n * 4), q(n), scale(n / GROUP * 4), scaled_sum(n / GROUP * 4), sum(n / GROUP * 4) {}
+        : x(n * 4), q(n), scale(n / GROUP * 4), scaled_sum(n / GROUP * 4), sum(n / GROUP * 4), low(n / GROUP * 4) {}
 };
 
 Activations view(const Prepared& p) {
-    return {p.x.as<float>(), p.q.as<int8_t>(), p.scale.as<float>(), p.scaled_sum.as<float>(), p.sum.as<int32_t>()};
+    return {p.x.as<float>(),          p.q.as<int8_t>(),    p.scale.as<float>(),
+            p.scaled_sum.as<float>(), p.sum.as<int32_t>(), p.low.as<int32_t>()};
 }
 
 // Put a row at `at`.
@@ -74,50 +77,79 @@ void place(const Isa& isa, const float* x, int cols, size_t at, bool int8, const
     if (!int8) return isa.spread(x, cols, to.x.as<float>() + panel * size_t(cols) + slot);
     const size_t group = panel * groups + slot;
     isa.quantise(x, cols, to.q.as<int8_t>() + panel * size_t(cols) + slot * GROUP, to.scale.as<float>() + group,
-                 to.scaled_sum.as<float>() + group, to.sum.as<int32_t>() + group);
+                 to.scaled_sum.as<float>() + group, to.sum.as<int32_t>() + group, to.low.as<int32_t>() + group);
+}
+
+int up(int n) { return (n + LANES - 1) / LANES * LANES; }
+
+// Per position a head takes (padded_dim + head_dim) cells, as bytes head_dim up to fours and two scales a group.
+HeadLayout layout_of(const OctShape& s) {
+    HeadLayout l{s.kv_kind, s.head_dim, up(s.head_dim), s.block_size, 0, 0, 0, 0};
+    const size_t size = size_t(s.block_size), dims = size_t(s.head_dim), groups = (dims + GROUP - 1) / GROUP;
+    const bool bytes = s.kv_kind == OCT_I8;
+    const size_t cell = bytes ? 1 : s.kv_kind == OCT_BF16 ? 2 : 4;
+    l.value_scales = bytes ? size * groups * 4 : 0;
+    l.keys = 2 * l.value_scales;
+    l.values = l.keys + size * (bytes ? (dims + 3) / 4 * 4 : dims) * cell;
+    l.bytes = l.values + size * size_t(l.padded_dim) * cell;
+    return l;
 }
 
 struct Scratch {
     Prepared rows;
     uint64_t holds = 0;  // the step and phase whose rows these are
-    Region row, scores, queries, key, tile;
+    Region row, scores, queries, head, key, tile, parts;
 };
 
 struct Tile {  // queries [first, first + count) of one sequence
     int first, count;
 };
 
+// A token's row in what an expert computes.
+struct Choice {
+    int expert, slot;
+    float weight;
+};
+
+// What one thread attends to at a time: a tile through one key head, all of it or one segment.
+struct Unit {
+    int tile, head, segment;
+};
+
 }  // namespace
 
 struct OctModel final : Job {
     OctModel(const OctShape& s, const OctOp* program, int32_t count, const int32_t* buffer_widths, int32_t buffers,
-             const float* angle_table)
+             const OctAngles* angle_tables, int32_t angle_count)
         : shape(s),
           isa(isa_of(least(s.isa, oct_isa_best()))),
           ops(program, program + count),
           widths(buffer_widths, buffer_widths + buffers),
-          angles(angle_table),
-          padded_dim((s.head_dim + LANES - 1) / LANES * LANES),
-          cell(s.kv_kind == OCT_BF16 ? 2 : 4),
-          head_bytes(size_t(s.block_size) * size_t(s.head_dim + padded_dim) * cell),
-          block_bytes(head_bytes * size_t(s.kv_heads)),
+          angles(angle_tables, angle_tables + angle_count),
+          head_layout(layout_of(s)),
+          block_bytes(head_layout.bytes * size_t(s.kv_heads)),
           layer_bytes(block_bytes * size_t(s.blocks)),
           pool(layer_bytes * size_t(s.layers)),
-          rows(buffers),
+          rows(size_t(buffers)),
           scratch(size_t(s.threads)),
           team(s.threads) {
-        for (const OctOp& op : ops)
+        for (const OctOp& op : ops) {
             if (op.matrix) widest = op.matrix->cols > widest ? op.matrix->cols : widest;
+            if (op.kind == OCT_ATTEND) group = op.heads / shape.kv_heads;
+            if (op.kind == OCT_ROUTE) experts = op.experts, used = op.used;
+        }
         for (int width : widths) widest = width > widest ? width : widest;
         widest = (widest + GROUP - 1) / GROUP * GROUP;
-        stride = size_t(s.context + LANES - 1) / LANES * LANES;
+        const size_t dims = size_t(s.head_dim), padded = size_t(head_layout.padded_dim);
         for (Scratch& one : scratch) {
             one.rows = Prepared(FEW, widest);
             one.row = Region(size_t(widest) * 4);
-            one.scores = Region(stride * MOST_SEEING * 4);
-            one.queries = Region(size_t(MOST_SEEING) * size_t(s.head_dim) * 4);
-            one.key = Region(size_t(s.head_dim) * 4);
-            one.tile = Region(size_t(s.head_dim) * LANES * 4);
+            one.scores = Region(size_t(SEGMENT) * MOST_SEEING * 4);
+            one.queries = Region(size_t(MOST_SEEING) * dims * 4);
+            one.head = Region(padded * 4);
+            one.key = Region(dims * 4);
+            one.tile = Region((dims + (dims + GROUP - 1) / GROUP) * LANES * 4);
+            one.parts = Region(2 * size_t(MOST_SEEING) * (padded + LANES) * 4);
         }
         chunks.resize(ops.size() * 2);
     }
@@ -125,8 +157,13 @@ struct OctModel final : Job {
     void reserve(int tokens) {
         if (tokens <= capacity) return;
         capacity = tokens;
-        for (size_t i = 0; i < widths.size(); i++) rows[i] = Region(size_t(capacity) * size_t(widths[i]) * 4);
-        shared = Prepared(size_t(capacity), widest);
+        std::vector<size_t> counts(widths.size(), size_t(capacity));
+        const size_t slots = size_t(capacity) * size_t(used) + size_t(experts) * LANES;
+        for (const OctOp& op : ops)
+            if (op.kind == OCT_RISE || op.kind == OCT_FALL) counts[size_t(op.out)] = slots;
+        for (size_t i = 0; i < widths.size(); i++) rows[i] = Region(counts[i] * size_t(widths[i]) * 4);
+        shared = Prepared(slots > size_t(capacity) ? slots : size_t(capacity), widest);
+        choices.resize(size_t(capacity) * size_t(used));
         checks = Region(size_t(capacity) * LANES * 4);
     }
 
@@ -138,9 +175,9 @@ struct OctModel final : Job {
     const Isa& isa;
     std::vector<OctOp> ops;
     std::vector<int> widths;
-    const float* angles;
-    int padded_dim;
-    size_t cell, head_bytes, block_bytes, layer_bytes;
+    std::vector<OctAngles> angles;
+    HeadLayout head_layout;
+    size_t block_bytes, layer_bytes;
     Region pool;
     std::vector<Region> rows;
 
@@ -148,23 +185,41 @@ private:
     float* row(int buffer, int token) const {
         return rows[size_t(buffer)].as<float>() + size_t(token) * size_t(widths[size_t(buffer)]);
     }
-    bool int8(const OctOp& op) const { return !shape.exact && (op.matrix->kind == OCT_W4 || op.matrix->kind == OCT_W8); }
+    bool int8(const OctOp& op) const { return !shape.exact && op.matrix->kind > OCT_BF16; }
     uint32_t product_chunks(const OctOp& op) const;
     void plan();
+    void plan_attention();
     void copy();
     void prepare(const OctOp& op, int token, int at, const Prepared& to, int thread) const;
     void linear(const OctOp& op, uint32_t phase, int chunk, int total, int thread);
+    void add_normed(const OctOp& op, int token, int thread) const;
+    void turn(const OctOp& op, const float* x, const float* norm, int position, float scale, float* out, int thread) const;
     void remember(const OctOp& op, int token, int head, int thread) const;
-    void attend(const OctOp& op, int unit, int thread) const;
+    void attend(const OctOp& op, const Unit& unit, int thread);
+    void see(const OctOp& op, const Unit& unit, int from, int count, int segment, float* part, int thread) const;
     void head(const OctOp& op, int chunk, int total) const;
+    void choose(const OctOp& op, int token);
+    void seat();
+    void expert(const OctOp& op, int chunk, int total);
+    void blend(const OctOp& op, int token) const;
+
+    int experts = 0, used = 0;
+    std::vector<Choice> choices;             // by token, its best experts
+    std::vector<int> seat_start, seat_count;  // by expert: its slots, which begin a panel
 
     int widest = 0, capacity = 0, group = 1;
-    size_t stride = 0;
     Prepared shared;
     Region checks;
     std::vector<Scratch> scratch;
     std::vector<uint32_t> chunks;
     std::vector<Tile> tiles;
+    std::vector<Unit> units;
+    bool alone = false;  // no two tokens of this step are of one sequence
+    // Where segments are computed apart: by head and tile, its parts and how many of them are still to come.
+    std::vector<size_t> part_start;
+    std::unique_ptr<std::atomic<int>[]> pending;
+    size_t pending_size = 0, parts_size = 0;
+    Region parts;
     std::vector<float> bests;
     std::vector<int32_t> best_ids;
     uint64_t steps = 0;
@@ -178,7 +233,7 @@ int OctModel::check(const OctStep& s) const {
     if (s.tokens < 0 || s.samples < 0 || s.copies < 0 || s.samples > s.tokens) return BAD_COUNT;
     int vocabulary = INT32_MAX;
     for (const OctOp& op : ops)
-        if (op.kind == OCT_EMBED) vocabulary = op.matrix->rows;
+        if (op.kind == OCT_EMBED && op.mode == OCT_STORE) vocabulary = op.matrix->rows;
     for (int i = 0; i < s.tokens; i++) {
         if (s.ids[i] < 0 || s.ids[i] >= vocabulary) return BAD_ID;
         if (s.positions[i] < 0 || s.positions[i] >= shape.context) return BAD_POSITION;
@@ -222,35 +277,64 @@ uint32_t OctModel::product_chunks(const OctOp& op) const {
     return uint32_t(least(units, wanted));
 }
 
-void OctModel::plan() {
-    group = 1;
-    for (const OctOp& op : ops)
-        if (op.kind == OCT_ATTEND) group = op.heads / shape.kv_heads;
+void OctModel::plan_attention() {
     const int most = group < MOST_SEEING ? MOST_SEEING / group : 1;
     tiles.clear();
+    alone = true;
     for (int i = 0; i < now->tokens; i++) {
-        if (i && now->sequences[i] == now->sequences[i - 1] && tiles.back().count < most) tiles.back().count++;
+        const bool same = i && now->sequences[i] == now->sequences[i - 1];
+        alone = alone && !same;
+        if (same && tiles.back().count < most) tiles.back().count++;
         else tiles.push_back({i, 1});
     }
-    bool alone = true;
-    for (int i = 1; i < now->tokens; i++) alone = alone && now->sequences[i] != now->sequences[i - 1];
+    const auto segments = [&](const Tile& tile) { return now->positions[tile.first + tile.count - 1] / SEGMENT + 1; };
+    const size_t pairs = tiles.size() * size_t(shape.kv_heads);
+    bool split = false;
+    if (shape.threads > 1 && pairs < size_t(4 * shape.threads))
+        for (const Tile& tile : tiles) split = split || segments(tile) > 1;
+    units.clear();
+    part_start.assign(split ? pairs : 0, 0);
+    if (split && pairs > pending_size) pending.reset(new std::atomic<int>[pending_size = pairs]);
+    size_t floats = 0;
+    for (int head = 0; head < shape.kv_heads; head++)  // late tiles, which see most, come first
+        for (int t = int(tiles.size()) - 1; t >= 0; t--) {
+            if (!split) {
+                units.push_back({t, head, -1});
+                continue;
+            }
+            const size_t pair = size_t(head) * tiles.size() + size_t(t);
+            const int count = segments(tiles[size_t(t)]);
+            part_start[pair] = floats;
+            pending[pair].store(count, std::memory_order_relaxed);
+            floats += size_t(count * tiles[size_t(t)].count * group) * size_t(head_layout.padded_dim + LANES);
+            for (int segment = 0; segment < count; segment++) units.push_back({t, head, segment});
+        }
+    if (floats > parts_size) parts = Region((parts_size = floats) * 4);
+}
+
+void OctModel::plan() {
+    plan_attention();
     const uint32_t some = shape.threads > 1 ? uint32_t(8 * shape.threads) : 1;
     const uint32_t tokens = uint32_t(now->tokens), by_token = tokens < some ? tokens : some;
     for (size_t i = 0; i < ops.size(); i++) {
         uint32_t &first = chunks[2 * i], &second = chunks[2 * i + 1];
         first = second = 0;
         switch (ops[i].kind) {
-            case OCT_EMBED: second = by_token; break;
+            case OCT_EMBED: case OCT_ADD_NORMED: second = by_token; break;
             case OCT_LINEAR:
                 first = now->tokens > FEW ? by_token : 0;
                 second = product_chunks(ops[i]);
                 break;
-            case OCT_ATTEND: {
-                const uint32_t units = uint32_t(tiles.size()) * uint32_t(shape.kv_heads);
+            case OCT_ATTEND:
                 first = alone ? 0 : by_token;
-                second = units < 4 * some ? units : 4 * some;
+                second = units.size() < 4 * some ? uint32_t(units.size()) : 4 * some;
                 break;
-            }
+            case OCT_ROUTE: first = by_token, second = 1; break;
+            case OCT_BLEND: second = by_token; break;
+            case OCT_RISE: case OCT_FALL:
+                first = by_token;
+                second = product_chunks(ops[i]) * uint32_t(experts);
+                break;
             case OCT_HEAD:
                 first = by_token;
                 second = now->samples ? product_chunks(ops[i]) : 0;
@@ -295,7 +379,13 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
     switch (op.kind) {
         case OCT_EMBED:
             range(now->tokens, from, to);
-            for (int i = from; i < to; i++) isa.embed(*op.matrix, now->ids[i], row(op.out, i));
+            for (int i = from; i < to; i++)
+                isa.embed(*op.matrix, op.mode == OCT_ADD ? now->positions[i] : now->ids[i], op.scale, op.mode == OCT_ADD,
+                          scratch[size_t(thread)].row.as<float>(), row(op.out, i));
+            break;
+        case OCT_ADD_NORMED:
+            range(now->tokens, from, to);
+            for (int i = from; i < to; i++) add_normed(op, i, thread);
             break;
         case OCT_LINEAR:
             if (second) return linear(op, phase, chunk, total, thread);
@@ -304,13 +394,31 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
             break;
         case OCT_ATTEND:
             if (second) {
-                range(int(tiles.size()) * shape.kv_heads, from, to);
-                for (int unit = from; unit < to; unit++) attend(op, unit, thread);
+                range(int(units.size()), from, to);
+                for (int unit = from; unit < to; unit++) attend(op, units[size_t(unit)], thread);
             } else {
                 range(now->tokens, from, to);
                 for (int i = from; i < to; i++)
                     for (int h = 0; h < shape.kv_heads; h++) remember(op, i, h, thread);
             }
+            break;
+        case OCT_ROUTE:
+            if (second) return seat();
+            range(now->tokens, from, to);
+            for (int i = from; i < to; i++) choose(op, i);
+            break;
+        case OCT_RISE: case OCT_FALL:
+            if (second) return expert(op, chunk, total);
+            range(now->tokens, from, to);
+            for (int i = from; i < to; i++)
+                for (int j = 0; j < used; j++) {
+                    const int slot = choices[size_t(i * used + j)].slot;
+                    prepare(op, op.kind == OCT_RISE ? i : slot, slot, shared, thread);
+                }
+            break;
+        case OCT_BLEND:
+            range(now->tokens, from, to);
+            for (int i = from; i < to; i++) blend(op, i);
             break;
         case OCT_HEAD:
             if (second) return head(op, chunk, total);
@@ -328,7 +436,7 @@ void OctModel::prepare(const OctOp& op, int token, int at, const Prepared& to, i
     const int cols = op.matrix->cols;
     if (op.norm) {
         float* normed = scratch[size_t(thread)].row.as<float>();
-        isa.norm(x, op.norm, (cols + LANES - 1) / LANES * LANES, cols, op.eps, normed);
+        isa.norm(op.norm_kind, x, op.norm, op.norm_bias, up(cols), cols, op.eps, normed);
         x = normed;
     }
     place(isa, x, cols, size_t(at), int8(op), to);
@@ -346,67 +454,175 @@ void OctModel::linear(const OctOp& op, uint32_t phase, int chunk, int total, int
     }
     const int unit = op.mode == OCT_GATED ? 2 : 1, units = op.matrix->blocks / unit;
     Sink sink{};
-    sink.mode = op.mode == OCT_GATED ? Sink::GATED : op.mode == OCT_ADD ? Sink::ADD : Sink::STORE;
-    sink.out = row(op.out, 0);
+    sink.mode = op.mode == OCT_GATED ? Sink::GATED
+                : op.mode == OCT_ADD ? Sink::ADD
+                : op.mode == OCT_ACT ? Sink::ACT
+                                     : Sink::STORE;
+    sink.act = op.act;
+    sink.out = row(op.out, 0) + op.column;
     sink.stride = size_t(widths[size_t(op.out)]);
     sink.bias = op.bias;
     isa.product(*op.matrix, unit * int(int64_t(units) * chunk / total), unit * int(int64_t(units) * (chunk + 1) / total),
                 view(*from), now->tokens, shape.exact, sink);
 }
 
-void OctModel::remember(const OctOp& op, int token, int head, int thread) const {
-    const int d = shape.head_dim, half = d / 2, position = now->positions[token];
-    const float* key = row(op.in, token) + (op.heads + head) * d;
-    const float* cosines = angles + size_t(position) * size_t(half);
-    float* turned = scratch[size_t(thread)].key.as<float>();
-    isa.rotate(key, cosines, cosines + size_t(shape.context) * size_t(half), half, 1.f, turned);
-    const int block = now->tables[now->table_start[now->sequences[token]] + position / shape.block_size];
-    isa.remember(turned, key + shape.kv_heads * d, d, padded_dim, shape.block_size, position % shape.block_size,
-                 shape.kv_kind == OCT_BF16,
-                 pool.as<uint8_t>() + size_t(op.layer) * layer_bytes + size_t(block) * block_bytes +
-                     size_t(head) * head_bytes);
+void OctModel::add_normed(const OctOp& op, int token, int thread) const {
+    float* normed = scratch[size_t(thread)].row.as<float>();
+    isa.norm(op.norm_kind, row(op.in, token), op.norm, op.norm_bias, up(op.width), op.width, op.eps, normed);
+    isa.add_rows(normed, up(op.width), row(op.out, token));
 }
 
-// A unit is a tile of queries through one key head; late tiles, which see most, come first.
-void OctModel::attend(const OctOp& op, int unit, int thread) const {
+// A head's query or key as attention wants it.
+void OctModel::turn(const OctOp& op, const float* x, const float* norm, int position, float scale, float* out,
+                    int thread) const {
+    const int d = shape.head_dim;
+    if (norm) {
+        float* normed = scratch[size_t(thread)].head.as<float>();
+        memcpy(normed, x, size_t(d) * 4);
+        isa.norm(OCT_RMS, normed, norm, nullptr, head_layout.padded_dim, d, op.eps, normed);
+        x = normed;
+    }
+    if (op.angles < 0) return isa.rotate(x, nullptr, nullptr, 0, d, scale, out);
+    const OctAngles& table = angles[size_t(op.angles)];
+    const float* cosines = table.data + size_t(position) * size_t(table.half);
+    isa.rotate(x, cosines, cosines + size_t(shape.context) * size_t(table.half), table.half, d, scale, out);
+}
+
+void OctModel::remember(const OctOp& op, int token, int head, int thread) const {
+    const int d = shape.head_dim, position = now->positions[token];
+    const float* key = row(op.in, token) + (op.heads + head) * d;
+    float* turned = scratch[size_t(thread)].key.as<float>();
+    turn(op, key, op.k_norm, position, 1.f, turned, thread);
+    const int block = now->tables[now->table_start[now->sequences[token]] + position / shape.block_size];
+    isa.remember(turned, key + shape.kv_heads * d, head_layout, position % shape.block_size,
+                 pool.as<uint8_t>() + size_t(op.layer) * layer_bytes + size_t(block) * block_bytes +
+                     size_t(head) * head_layout.bytes);
+}
+
+void OctModel::attend(const OctOp& op, const Unit& unit, int thread) {
+    const Tile tile = tiles[size_t(unit.tile)];
+    const int count = tile.count * group, padded = head_layout.padded_dim, stride = padded + LANES;
+    const int sees_from = now->positions[tile.first] - (op.window ? op.window - 1 : now->positions[tile.first]);
+    const int low = (sees_from > 0 ? sees_from : 0) / SEGMENT;
+    const int high = now->positions[tile.first + tile.count - 1] / SEGMENT;
+    if (alone && (unit.segment < 0 || unit.segment == high)) remember(op, tile.first, unit.head, thread);
+    const auto done = [&](const float* part, int from, int n) {
+        for (int r = 0; r < n; r++)
+            isa.finish(part + r * stride, shape.head_dim, padded,
+                       row(op.out, tile.first + (from + r) / group) + (unit.head * group + (from + r) % group) * shape.head_dim);
+    };
+    if (unit.segment < 0) {
+        float *sum = scratch[size_t(thread)].parts.as<float>(), *part = sum + MOST_SEEING * stride;
+        for (int from = 0; from < count; from += MOST_SEEING) {
+            const int n = least(MOST_SEEING, count - from);
+            for (int segment = low; segment <= high; segment++) {
+                see(op, unit, from, n, segment, segment == low ? sum : part, thread);
+                if (segment > low) isa.merge(part, padded, n, sum);
+            }
+            done(sum, from, n);
+        }
+        return;
+    }
+    const size_t pair = size_t(unit.head) * tiles.size() + size_t(unit.tile), size = size_t(count) * size_t(stride);
+    float* base = parts.as<float>() + part_start[pair];
+    if (unit.segment >= low)
+        for (int from = 0; from < count; from += MOST_SEEING)
+            see(op, unit, from, least(MOST_SEEING, count - from), unit.segment,
+                base + size_t(unit.segment) * size + size_t(from) * size_t(stride), thread);
+    if (pending[pair].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    pending[pair].store(high + 1, std::memory_order_relaxed);  // for the next layer
+    float* sum = base + size_t(low) * size;
+    for (int segment = low + 1; segment <= high; segment++) isa.merge(base + size_t(segment) * size, padded, count, sum);
+    done(sum, 0, count);
+}
+
+// Rows [from, from + count) of a tile look at one segment.
+void OctModel::see(const OctOp& op, const Unit& unit, int from, int count, int segment, float* part, int thread) const {
     const Scratch& own = scratch[size_t(thread)];
-    const int count = int(tiles.size()), head = unit / count, d = shape.head_dim, half = d / 2;
-    const Tile tile = tiles[size_t(count - 1 - unit % count)];
-    const int sequence = now->sequences[tile.first];
-    if (chunks[size_t(2 * (&op - ops.data()))] == 0) remember(op, tile.first, head, thread);
+    const Tile tile = tiles[size_t(unit.tile)];
+    const int d = shape.head_dim;
     Attention a{};
+    a.head = head_layout;
     a.pool = pool.as<uint8_t>() + size_t(op.layer) * layer_bytes;
     a.block_bytes = block_bytes;
-    a.head_bytes = head_bytes;
-    a.table = now->tables + now->table_start[sequence];
-    a.kv_head = head;
-    a.head_dim = d;
-    a.padded_dim = padded_dim;
-    a.block_size = shape.block_size;
-    a.bf16 = shape.kv_kind == OCT_BF16;
+    a.table = now->tables + now->table_start[now->sequences[tile.first]];
+    a.kv_head = unit.head;
+    a.cap = op.cap;
     a.scores = own.scores.as<float>();
-    a.stride = stride;
     a.tile = own.tile.as<uint8_t>();
     float* queries = own.queries.as<float>();
-    int seen[MOST_SEEING], n = 0;
-    float* out[MOST_SEEING];
-    const auto flush = [&] {
-        if (n) isa.attend(a, queries, n, seen, out);
-        n = 0;
-    };
-    for (int i = tile.first; i < tile.first + tile.count; i++) {
-        const int position = now->positions[i];
-        const float* cosines = angles + size_t(position) * size_t(half);
-        for (int g = 0; g < group; g++) {
-            const int h = head * group + g;
-            isa.rotate(row(op.in, i) + h * d, cosines, cosines + size_t(shape.context) * size_t(half), half, op.scale,
-                       queries + n * d);
-            seen[n] = position + 1;
-            out[n] = row(op.out, i) + h * d;
-            if (++n == MOST_SEEING) flush();
-        }
+    int first[MOST_SEEING], seen[MOST_SEEING];
+    for (int r = 0; r < count; r++) {
+        const int token = tile.first + (from + r) / group, position = now->positions[token];
+        turn(op, row(op.in, token) + (unit.head * group + (from + r) % group) * d, op.q_norm, position, op.scale,
+             queries + r * d, thread);
+        first[r] = op.window && position >= op.window ? position - op.window + 1 : 0;
+        seen[r] = position + 1;
     }
-    flush();
+    isa.attend(a, queries, count, first, seen, segment, part);
+}
+
+// The softmax of a token's router, and the best of it; of equals the first.
+void OctModel::choose(const OctOp& op, int token) {
+    const float* logits = row(op.in, token);
+    Choice* best = choices.data() + size_t(token * used);
+    float top = logits[0], total = 0, kept = 0;
+    for (int e = 1; e < experts; e++) top = logits[e] > top ? logits[e] : top;
+    for (int e = 0; e < experts; e++) total += std::exp(logits[e] - top);
+    for (int j = 0; j < used; j++) {
+        best[j] = {-1, 0, 0.f};
+        for (int e = 0; e < experts; e++) {
+            bool taken = best[j].expert >= 0 && !(logits[e] > logits[best[j].expert]);
+            for (int i = 0; i < j; i++) taken = taken || best[i].expert == e;
+            if (!taken) best[j].expert = e;
+        }
+        best[j].weight = std::exp(logits[best[j].expert] - top) / total;
+        kept += best[j].weight;
+    }
+    if (op.mode == OCT_ADD)
+        for (int j = 0; j < used; j++) best[j].weight /= kept;
+}
+
+// Slots in the order of experts, then of tokens.
+void OctModel::seat() {
+    seat_count.assign(size_t(experts), 0);
+    seat_start.assign(size_t(experts), 0);
+    const int all = now->tokens * used;
+    for (int i = 0; i < all; i++) seat_count[size_t(choices[size_t(i)].expert)]++;
+    for (int e = 1; e < experts; e++) seat_start[size_t(e)] = seat_start[size_t(e - 1)] + up(seat_count[size_t(e - 1)]);
+    std::vector<int> next = seat_start;
+    for (int i = 0; i < all; i++) choices[size_t(i)].slot = next[size_t(choices[size_t(i)].expert)]++;
+}
+
+void OctModel::expert(const OctOp& op, int chunk, int total) {
+    const int parts = total / experts, e = chunk / parts, part = chunk % parts, count = seat_count[size_t(e)];
+    if (count == 0) return;
+    const OctMatrix& w = op.matrix[e];
+    const size_t start = size_t(seat_start[size_t(e)]), cols = size_t(w.cols), groups = cols / GROUP;
+    Activations from = view(shared);
+    from.x += start * cols;
+    from.q += start * cols;
+    from.scale += start * groups;
+    from.scaled_sum += start * groups;
+    from.sum += start * groups;
+    from.low += start * groups;
+    const int unit = op.mode == OCT_GATED ? 2 : 1, units = w.blocks / unit;
+    Sink sink{};
+    sink.mode = op.mode == OCT_GATED ? Sink::GATED : Sink::STORE;
+    sink.act = op.act;
+    sink.out = row(op.out, int(start));
+    sink.stride = size_t(widths[size_t(op.out)]);
+    isa.product(w, unit * int(int64_t(units) * part / parts), unit * int(int64_t(units) * (part + 1) / parts), from, count,
+                shape.exact, sink);
+}
+
+void OctModel::blend(const OctOp& op, int token) const {
+    float* out = row(op.out, token);
+    for (int j = 0; j < used; j++) {
+        const Choice& choice = choices[size_t(token * used + j)];
+        const float* x = row(op.in, choice.slot);
+        for (int i = 0; i < widths[size_t(op.out)]; i++) out[i] += choice.weight * x[i];
+    }
 }
 
 void OctModel::head(const OctOp& op, int chunk, int total) const {
@@ -414,6 +630,8 @@ void OctModel::head(const OctOp& op, int chunk, int total) const {
     sink.mode = Sink::HEAD;
     sink.out = now->logits;
     sink.stride = size_t(op.matrix->rows);
+    sink.bias = op.bias;
+    sink.cap = op.cap;
     sink.rows = op.matrix->rows;
     sink.logit_rows = now->logit_rows;
     sink.best = const_cast<float*>(bests.data()) + size_t(chunk) * size_t(now->samples);
@@ -425,14 +643,16 @@ void OctModel::head(const OctOp& op, int chunk, int total) const {
 }
 
 OCT_API OctModel* oct_model_new(const OctShape* shape, const OctOp* ops, int32_t count, const int32_t* widths,
-                                int32_t buffers, const float* angles) {
+                                int32_t buffers, const OctAngles* angles, int32_t angle_count) {
     if (size_t(count) * 2 >= Team::MOST_PHASES - 1) return nullptr;
     try {
-        return new OctModel(*shape, ops, count, widths, buffers, angles);
+        return new OctModel(*shape, ops, count, widths, buffers, angles, angle_count);
     } catch (const std::exception&) {
         return nullptr;
     }
 }
+
+OCT_API uint64_t oct_block_bytes(const OctShape* shape) { return layout_of(*shape).bytes * uint64_t(shape->kv_heads); }
 
 OCT_API void oct_model_free(OctModel* model) { delete model; }
 
@@ -464,7 +684,7 @@ OCT_API float* oct_buffer(OctModel* model, int32_t buffer, int32_t tokens) {
 OCT_API void oct_linear(int32_t level, const OctMatrix* w, const float* x, int32_t n, int32_t exact, float* y) {
     const Isa& isa = isa_of(least(level, oct_isa_best()));
     const Prepared rows(size_t(n), (w->cols + GROUP - 1) / GROUP * GROUP);
-    const bool int8 = !exact && (w->kind == OCT_W4 || w->kind == OCT_W8);
+    const bool int8 = !exact && w->kind > OCT_BF16;
     for (size_t m = 0; m < size_t(n); m++) place(isa, x + m * size_t(w->cols), w->cols, m, int8, rows);
     Sink sink{};
     sink.mode = Sink::STORE;

@@ -67,6 +67,14 @@ inline F load_bf16(const uint16_t* p) { return {half_bf16(p), half_bf16(p + 8)};
 inline F load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+inline F load_i8(const int8_t* p) {
+    const __m128i b = _mm_loadu_si128((const __m128i*)p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
+}
+inline F load_u8(const uint8_t* p) {
+    const __m128i b = _mm_loadu_si128((const __m128i*)p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)))};
+}
 inline void store_i8(int8_t* p, F a) {
     __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
     words = _mm256_permute4x64_epi64(words, 0xD8);
@@ -97,6 +105,36 @@ inline void load_w8(const uint8_t* q, Bytes& w) {
         w.hi[j] = _mm256_loadu_si256((const __m256i*)(q + 64 * j + 32));
     }
 }
+template <int BY>
+inline __m256i shifted(__m256i a) {  // left by BY, or right where BY is negative
+    if (BY > 0) return _mm256_slli_epi16(a, BY > 0 ? BY : 0);
+    if (BY < 0) return _mm256_srli_epi16(a, BY < 0 ? -BY : 0);
+    return a;
+}
+template <int J, int BY>
+inline void raise(__m256i lo, __m256i hi, __m256i bits, Bytes& w) {
+    w.lo[J] = _mm256_or_si256(w.lo[J], _mm256_and_si256(shifted<BY>(lo), bits));
+    w.hi[J] = _mm256_or_si256(w.hi[J], _mm256_and_si256(shifted<BY>(hi), bits));
+}
+// The fifth bit of the numbers of piece j is bit j of `high`; the fifth and sixth are bits 2 (j % 4) of half j / 4.
+inline void raise_one(const uint8_t* high, Bytes& w) {
+    const __m256i lo = _mm256_loadu_si256((const __m256i*)high), hi = _mm256_loadu_si256((const __m256i*)(high + 32));
+    const __m256i bit = _mm256_set1_epi8(16);
+    raise<0, 4>(lo, hi, bit, w), raise<1, 3>(lo, hi, bit, w), raise<2, 2>(lo, hi, bit, w), raise<3, 1>(lo, hi, bit, w);
+    raise<4, 0>(lo, hi, bit, w), raise<5, -1>(lo, hi, bit, w), raise<6, -2>(lo, hi, bit, w), raise<7, -3>(lo, hi, bit, w);
+}
+template <int HALF>
+inline void raise_two(const uint8_t* high, Bytes& w) {
+    constexpr int J = 4 * HALF;
+    const __m256i lo = _mm256_loadu_si256((const __m256i*)high), hi = _mm256_loadu_si256((const __m256i*)(high + 32));
+    const __m256i bits = _mm256_set1_epi8(48);
+    raise<J, 4>(lo, hi, bits, w), raise<J + 1, 2>(lo, hi, bits, w), raise<J + 2, 0>(lo, hi, bits, w);
+    raise<J + 3, -2>(lo, hi, bits, w);
+}
+inline void raise_two(const uint8_t* high, Bytes& w) {
+    raise_two<0>(high, w);
+    raise_two<1>(high + 64, w);
+}
 inline __m256i four(const int8_t* x) {
     int32_t v;
     __builtin_memcpy(&v, x, 4);
@@ -111,6 +149,24 @@ inline __m256i dot_w4(const __m256i* w, const int8_t* x) {
 }
 inline F dot_w4(const Bytes& w, const int8_t* x) {
     return {_mm256_cvtepi32_ps(dot_w4(w.lo, x)), _mm256_cvtepi32_ps(dot_w4(w.hi, x))};
+}
+// Numbers below 64: 63 · 127 · 2 stays below 2^15, two of them do not.
+template <int FROM, int TO>
+inline __m256i dot_w6(const __m256i* w, const int8_t* x, int32_t start) {
+    __m256i a = _mm256_set1_epi32(start);
+#pragma GCC unroll 8
+    for (int j = FROM; j < TO; j++)
+        a = _mm256_add_epi32(a, _mm256_madd_epi16(_mm256_maddubs_epi16(w[j], four(x + 4 * j)), _mm256_set1_epi16(1)));
+    return a;
+}
+inline F dot_w5(const Bytes& w, const int8_t* x) {
+    return {_mm256_cvtepi32_ps(dot_w6<0, 8>(w.lo, x, 0)), _mm256_cvtepi32_ps(dot_w6<0, 8>(w.hi, x, 0))};
+}
+// One half of the columns: pieces 4 half .. 4 half + 3 of numbers below 64; the sum begins at `start`.
+template <int HALF>
+inline F dot_half(const Bytes& w, const int8_t* x, int32_t start) {
+    return {_mm256_cvtepi32_ps(dot_w6<4 * HALF, 4 * HALF + 4>(w.lo, x, start)),
+            _mm256_cvtepi32_ps(dot_w6<4 * HALF, 4 * HALF + 4>(w.hi, x, start))};
 }
 // As signed bytes, |w| · (x with w's sign): 128 · 127 · 2 stays below 2^15, where unsigned bytes would saturate.
 inline __m256i dot_w8(const __m256i* w, const int8_t* x) {

@@ -31,6 +31,8 @@ inline F load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 inline F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline F load_i8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+inline F load_u8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 inline void store_i8(int8_t* p, F a) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
@@ -57,10 +59,44 @@ inline __m512i four(const int8_t* x) {
     __builtin_memcpy(&v, x, 4);
     return _mm512_set1_epi32(v);
 }
+template <int BY>
+inline __m512i shifted(__m512i a) {  // left by BY, or right where BY is negative
+    if (BY > 0) return _mm512_slli_epi16(a, BY > 0 ? BY : 0);
+    if (BY < 0) return _mm512_srli_epi16(a, BY < 0 ? -BY : 0);
+    return a;
+}
+template <int J>
+inline void raise_one(__m512i high, Bytes& w) {
+    w.part[J] = _mm512_or_si512(w.part[J], _mm512_and_si512(shifted<4 - J>(high), _mm512_set1_epi8(16)));
+}
+template <int J>
+inline void raise_two(__m512i high, Bytes& w) {
+    w.part[J] = _mm512_or_si512(w.part[J], _mm512_and_si512(shifted<4 - 2 * (J % 4)>(high), _mm512_set1_epi8(48)));
+}
+// The fifth bit of the numbers of piece j is bit j of `high`; the fifth and sixth are bits 2 (j % 4) of half j / 4.
+inline void raise_one(const uint8_t* p, Bytes& w) {
+    const __m512i high = _mm512_loadu_si512(p);
+    raise_one<0>(high, w), raise_one<1>(high, w), raise_one<2>(high, w), raise_one<3>(high, w);
+    raise_one<4>(high, w), raise_one<5>(high, w), raise_one<6>(high, w), raise_one<7>(high, w);
+}
+inline void raise_two(const uint8_t* p, Bytes& w) {
+    const __m512i first = _mm512_loadu_si512(p), second = _mm512_loadu_si512(p + 64);
+    raise_two<0>(first, w), raise_two<1>(first, w), raise_two<2>(first, w), raise_two<3>(first, w);
+    raise_two<4>(second, w), raise_two<5>(second, w), raise_two<6>(second, w), raise_two<7>(second, w);
+}
 inline F dot_w4(const Bytes& w, const int8_t* x) {
     __m512i a = _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) a = _mm512_dpbusd_epi32(a, w.part[j], four(x + 4 * j));
+    return _mm512_cvtepi32_ps(a);
+}
+inline F dot_w5(const Bytes& w, const int8_t* x) { return dot_w4(w, x); }
+// One half of the columns: pieces 4 half .. 4 half + 3 of numbers below 64; the sum begins at `start`.
+template <int HALF>
+inline F dot_half(const Bytes& w, const int8_t* x, int32_t start) {
+    __m512i a = _mm512_set1_epi32(start);
+#pragma GCC unroll 4
+    for (int j = 4 * HALF; j < 4 * HALF + 4; j++) a = _mm512_dpbusd_epi32(a, w.part[j], four(x + 4 * j));
     return _mm512_cvtepi32_ps(a);
 }
 // Bytes are stored with 128 added; `total` is the sum of x.

@@ -61,6 +61,8 @@ inline bool any_above(F a, F b) {
 }
 inline F load_bf16(const uint16_t* p) { return each([&](int i) { return from_bf16(p[i]); }); }
 inline F load_f16(const uint16_t* p) { return each([&](int i) { return from_f16(p[i]); }); }
+inline F load_i8(const int8_t* p) { return each([&](int i) { return float(p[i]); }); }
+inline F load_u8(const uint8_t* p) { return each([&](int i) { return float(p[i]); }); }
 inline void store_i8(int8_t* p, F a) {
     for (int i = 0; i < 16; i++) p[i] = int8_t(nearbyintf(a[i]));
 }
@@ -76,16 +78,29 @@ inline void load_w4(const uint8_t* q, Bytes& w) {
     }
 }
 inline void load_w8(const uint8_t* q, Bytes& w) { memcpy(w.b, q, 512); }
-inline F dot(const Bytes& w, const int8_t* x, int32_t offset) {
+// The fifth bit of the numbers of piece j is bit j of `high`; the fifth and sixth are bits 2 (j % 4) of half j / 4.
+inline void raise_one(const uint8_t* high, Bytes& w) {
+    for (int i = 0; i < 512; i++) w.b[i] |= uint8_t((high[i % 64] >> i / 64 & 1) << 4);
+}
+inline void raise_two(const uint8_t* high, Bytes& w) {
+    for (int i = 0; i < 512; i++) w.b[i] |= uint8_t((high[i / 256 * 64 + i % 64] >> 2 * (i / 64 % 4) & 3) << 4);
+}
+inline F dot(const Bytes& w, const int8_t* x, int from, int to, int32_t start) {
     return each([&](int i) {
-        int32_t a = 0;
-        for (int j = 0; j < 8; j++)
-            for (int k = 0; k < 4; k++) a += (int32_t(w.b[64 * j + 4 * i + k]) - offset) * x[4 * j + k];
+        int32_t a = start;
+        for (int j = from; j < to; j++)
+            for (int k = 0; k < 4; k++) a += int32_t(w.b[64 * j + 4 * i + k]) * x[4 * j + k];
         return float(a);
     });
 }
-inline F dot_w4(const Bytes& w, const int8_t* x) { return dot(w, x, 0); }
-inline F dot_w8(const Bytes& w, const int8_t* x, int32_t) { return dot(w, x, 128); }
+inline F dot_w4(const Bytes& w, const int8_t* x) { return dot(w, x, 0, 8, 0); }
+inline F dot_w5(const Bytes& w, const int8_t* x) { return dot(w, x, 0, 8, 0); }
+inline F dot_w8(const Bytes& w, const int8_t* x, int32_t total) { return dot(w, x, 0, 8, -128 * total); }
+// One half of the columns: pieces 4 half .. 4 half + 3 of numbers below 64; the sum begins at `start`.
+template <int HALF>
+inline F dot_half(const Bytes& w, const int8_t* x, int32_t start) {
+    return dot(w, x, 4 * HALF, 4 * HALF + 4, start);
+}
 inline F byte_of(const Bytes& w, int column) {
     return each([&](int i) { return float(w.b[64 * (column / 4) + 4 * i + column % 4]); });
 }

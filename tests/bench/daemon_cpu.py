@@ -29,7 +29,7 @@ import numpy as np
 from octavo.core.models.locate import locate
 from octavo.core.rundir import read
 from octavo.core.supervisor.status import ask
-from octavo.executors.native.checkpoint import open_checkpoint
+from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.native.library import Kind, int32s, load
 from octavo.executors.native.program import Inputs, Native, Pool, Weights
 from octavo.executors.threads import default_threads
@@ -216,7 +216,7 @@ def report(found: dict[int, list[Sample]]) -> str:
     for streams, samples in found.items():
         ratios = [sample.daemon / sample.bare for sample in samples]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        bare, daemon = (statistics.median(sample[i] for sample in samples) for i in range(2))
+        bare, daemon = statistics.median(s.bare for s in samples), statistics.median(s.daemon for s in samples)
         spread = f"{middle:.2f} ({low:.2f} to {high:.2f})"
         lines.append(f"| {streams} | {bare:.0f} | {daemon:.0f} | {spread} | {len(samples)} |")
     lines += ["", "Processor time, µs a token:", ""]

@@ -24,8 +24,7 @@ from octavo.core.models.locate import locate
 from octavo.executors.cpu.layout import PoolShape, Span
 from octavo.executors.cpu.linear import Backend, RowCounts
 from octavo.executors.cpu.llama import Arithmetic, KvPool, Llama
-from octavo.executors.loading.gguf import load_gguf
-from octavo.executors.native.checkpoint import open_checkpoint
+from octavo.executors.loading.files import load_model, open_checkpoint
 from octavo.executors.native.library import Isa, Kind, int32s, load
 from octavo.executors.native.program import Inputs, Native, Pool, Weights
 
@@ -124,7 +123,7 @@ def main() -> None:
     else:
         torch.set_num_threads(given.threads)
         arithmetic = Arithmetic(Backend.PACKED, RowCounts((1, 8, 32, 256)), RowCounts((1, 8, 32)), (1, 16, 64))
-        llama = Llama(load_gguf(Path(files.path)), arithmetic)
+        llama = Llama(load_model(files), arithmetic)
         pool = KvPool(PoolShape(BLOCKS, SIZE, llama.spec.kv_heads, llama.spec.head_dim), llama.spec.layers)
         lines += [
             "| step | mode | native ms | torch ms | ratio (quartiles) | pairs |",

@@ -16,8 +16,9 @@ from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.layout import PoolShape, Span
 from octavo.executors.cpu.linear import Backend, RowCounts
 from octavo.executors.cpu.llama import Arithmetic, KvPool, Llama
-from octavo.executors.loading.folder import load_folder
-from octavo.executors.loading.gguf import load_gguf
+from octavo.executors.loading.files import plain
+from octavo.executors.loading.from_folder import from_folder
+from octavo.executors.loading.from_gguf import from_gguf
 from octavo.executors.loading.spec import Model
 from tests.executors.tiny import VOCAB, save, save_tiny, tiny_config
 
@@ -62,7 +63,7 @@ def reference(model: PreTrainedModel) -> torch.Tensor:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     model = save_tiny(tmp_path, **VARIANTS[name])
-    torch.testing.assert_close(logits(load_folder(tmp_path)), reference(model), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(plain(from_folder(tmp_path))), reference(model), atol=1e-4, rtol=0)
 
 
 def test_qwen2_and_shards(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_qwen2_and_shards(tmp_path: Path) -> None:
     settings |= {"model_type": "qwen2", "architectures": None, "layer_types": None}
     model = save(Qwen2ForCausalLM(Qwen2Config(**settings)), tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    torch.testing.assert_close(logits(load_folder(tmp_path)), reference(model), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(plain(from_folder(tmp_path))), reference(model), atol=1e-4, rtol=0)
 
 
 def write_gguf(path: Path, model: PreTrainedModel, factors: list[float] | None = None) -> None:
@@ -119,7 +120,7 @@ def test_gguf_equals_the_folder_it_was_made_from(tmp_path: Path) -> None:
                 )
     model.save_pretrained(tmp_path)
     write_gguf(tmp_path / "model.gguf", model)
-    ours, theirs = load_gguf(tmp_path / "model.gguf"), load_folder(tmp_path)
+    ours, theirs = plain(from_gguf(tmp_path / "model.gguf")), plain(from_folder(tmp_path))
     assert ours.weights.keys() == theirs.weights.keys()
     assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in ours.weights)
     assert torch.equal(logits(ours), logits(theirs))
@@ -129,12 +130,14 @@ def test_gguf_equals_the_folder_it_was_made_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"model_type": "gpt2"}, "gpt2"),
+        ({"model_type": "mamba"}, "mamba"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0, "factor": 2.0}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "wide", "rope_theta": 1e4}}, "'wide'"),
         ({"num_key_value_heads": 4}, "evenly"),
         ({"intermediate_size": 81}, "gate_up"),
-        ({"num_hidden_layers": 4}, "missing"),
+        ({"num_hidden_layers": 4}, "no weight 3.qkv"),
+        ({"vocab_size": 100}, "the vocabulary of the weights has 97 tokens"),
         ({"num_hidden_layers": 2}, "model.layers.2"),
     ],
 )
@@ -143,4 +146,4 @@ def test_what_cannot_be_run_is_refused(tiny_folder: Path, tmp_path: Path, change
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     (tmp_path / "model.safetensors").symlink_to(tiny_folder / "model.safetensors")
     with pytest.raises(ModelError, match=word):
-        load_folder(tmp_path)
+        plain(from_folder(tmp_path))

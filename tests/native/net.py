@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from octavo.executors.native.checkpoint import Checkpoint
+from octavo.executors.loading.checkpoint import Checkpoint
 from octavo.executors.native.library import Floats, Isa, Kind, int32s, load
 from octavo.executors.native.program import Inputs, Native, Pool, Weights
 

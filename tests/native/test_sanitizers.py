@@ -33,7 +33,9 @@ for isa in (library.Isa.PLAIN, net.levels()[-1]):
         t.test_a_row_has_the_same_bits_in_any_company(isa, name)
     for heads in ((6, 2, 8), (9, 3, 64)):
         t.test_attention(isa, heads)
-t.test_floats_become_w8_when_asked()
+    t.test_attention_that_is_not_llamas(isa, library.Kind.I8)
+t.test_a_long_stream_has_the_same_bits_split_over_threads()
+t.test_floats_become_groups_when_asked("f16")
 t.test_a_step_that_makes_no_sense_is_refused({"tables": [99]}, "table")
 assert loaded.oct_team_stress(3, 10, 4, 20) == 20 * 4 * 10 * 11 // 2
 print("done")

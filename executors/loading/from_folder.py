@@ -1,0 +1,157 @@
+"""A Hugging Face folder as a checkpoint: config.json and safetensors, in one file or sharded. No torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.core.models.errors import ModelError
+from octavo.core.models.gguf import GgmlType
+from octavo.executors.loading import tensorfile
+from octavo.executors.loading.checkpoint import Checkpoint, gather
+from octavo.executors.loading.families import TRANSPOSED, names_of, spec_of
+from octavo.executors.loading.fingerprint import fingerprint
+from octavo.executors.loading.rows import Floats, Rows
+from octavo.executors.loading.tensorfile import Tensor
+
+_IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|^lm_head\.weight$|^embed_out\.weight$|\.attn\.(masked_)?bias$|attention\.(masked_)?bias$"
+)
+"""Tensors that a folder may have without use: derived ones, and the head of a model that ties it to its embedding."""
+_BLOCK = re.compile(r"(^|\.)(layers|h)\.\d+\.")
+_TIED = ("gemma", "gemma2", "gemma3_text", "gpt2", "smollm3")
+"""Families whose head is the embedding unless the config says otherwise."""
+_KINDS = {"F32": GgmlType.F32, "F16": GgmlType.F16, "BF16": GgmlType.BF16}
+_FP8 = ("F8_E4M3", "F8_E5M2")
+
+
+def from_folder(folder: Path) -> Checkpoint:
+    """Raises `ModelError` when the folder holds no model of a known family, or not all of it."""
+    config = read_json(folder / "config.json")
+    if (how := config.get("quantization_config")) and (method := how.get("quant_method")) != "fp8":
+        raise ModelError(f"{folder} is quantised by {method!r}; of quantised folders only fp8 can be read")
+    spec = spec_of(config, folder)
+    tensors, files = _tensors(folder)
+    source = _Source(folder, tensors, TRANSPOSED.get(spec.architecture, ()))
+    if config.get("tie_word_embeddings", spec.architecture in _TIED):
+        source.hide("lm_head.weight", "embed_out.weight")
+    matrices, vectors = gather(spec, names_of(spec), source)
+    notes = []
+    if unused := sorted(name for name in tensors.keys() - source.used if not _IGNORED.search(name)):
+        if inside := [name for name in unused if _BLOCK.search(name)]:
+            raise ModelError(
+                f"{folder} has {len(inside)} tensors that a {spec.architecture} model of {spec.layers} layers does "
+                f"not, as {inside[0]}"
+            )
+        notes.append(f"{len(unused)} tensors were left aside, as {unused[0]}")
+    digest = fingerprint([folder / "config.json", *files])
+    return Checkpoint(spec, matrices, vectors, digest, tuple(notes))
+
+
+class _Source:
+    """The folder's tensors as a `checkpoint.Source`."""
+
+    def __init__(self, folder: Path, tensors: dict[str, Tensor], transposed: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._tensors = tensors
+        self._transposed = transposed
+        self._hidden: set[str] = set()
+        self.used: set[str] = set()
+
+    def hide(self, *names: str) -> None:
+        self._hidden.update(names)
+
+    def rows(self, name: str) -> Rows | None:
+        if (tensor := self._tensor(name)) is None:
+            return None
+        if len(tensor.shape) != 2:
+            raise ModelError(f"{self._folder}: tensor {name} has shape {tensor.shape}, a matrix was expected")
+        if tensor.dtype in _FP8:
+            return Rows.of_floats(self._scaled(name, tensor))
+        rows = Rows.stored(tensor.data, self._kind(name, tensor), *tensor.shape)
+        return Rows.of_floats(rows.floats().T) if name.endswith(self._transposed) else rows
+
+    def vector(self, name: str) -> Floats | None:
+        if (tensor := self._tensor(name)) is None:
+            return None
+        if len(tensor.shape) != 1:
+            raise ModelError(f"{self._folder}: tensor {name} has shape {tensor.shape}, a vector was expected")
+        return _floats(tensor, self._kind(name, tensor))
+
+    def _tensor(self, name: str) -> Tensor | None:
+        """Base models are saved without the name of what their head stands on."""
+        for each in (name, name.partition(".")[2]):
+            if each in self._tensors and each not in self._hidden:
+                self.used.add(each)
+                return self._tensors[each]
+        return None
+
+    def _kind(self, name: str, tensor: Tensor) -> GgmlType:
+        if (kind := _KINDS.get(tensor.dtype)) is None:
+            raise ModelError(
+                f"{self._folder}: tensor {name} is stored as {tensor.dtype}, which cannot be read as weights"
+            )
+        return kind
+
+    def _scaled(self, name: str, tensor: Tensor) -> Floats:
+        """8-bit floats times a scale: one, one for each row, or one for each block of a grid over the matrix."""
+        values: Floats = _fp8_table(tensor.dtype)[tensor.data].reshape(tensor.shape)
+        for ending in ("_scale_inv", "_scale"):
+            if (found := self._tensor(name + ending)) is not None:
+                return _times(values, _floats(found, self._kind(name + ending, found)))
+        raise ModelError(f"{self._folder}: tensor {name} is {tensor.dtype} but there is no scale for it")
+
+
+def _floats(tensor: Tensor, kind: GgmlType) -> Floats:
+    count = int(np.prod(tensor.shape, dtype=np.int64))
+    return Rows.stored(tensor.data, kind, 1, count).floats().reshape(tensor.shape)
+
+
+def _times(values: Floats, scale: Floats) -> Floats:
+    if scale.ndim < 2:
+        return values * (scale.reshape(-1, 1) if scale.size > 1 else scale.reshape(1, 1))
+    rows, cols = (-(-length // blocks) for length, blocks in zip(values.shape, scale.shape, strict=True))
+    grid = np.repeat(np.repeat(scale, rows, axis=0), cols, axis=1)
+    return values * grid[: values.shape[0], : values.shape[1]]
+
+
+def _fp8_table(dtype: str) -> Floats:
+    """The number that each byte stands for (OCP 8-bit floating point, 2023)."""
+    fraction_bits, bias = (3, 7) if dtype == "F8_E4M3" else (2, 15)
+    codes = np.arange(256)
+    exponent, fraction = (codes & 127) >> fraction_bits, (codes & ((1 << fraction_bits) - 1)) / (1 << fraction_bits)
+    values = np.where(exponent > 0, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias))
+    special = (codes & 127) == 127 if dtype == "F8_E4M3" else exponent == 31
+    return np.where(special, np.nan, np.where(codes > 127, -values, values)).astype(np.float32)
+
+
+def _tensors(folder: Path) -> tuple[dict[str, Tensor], list[Path]]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        where = {name: folder / file for name, file in read_json(index)["weight_map"].items()}
+        files = sorted(set(where.values()))
+        if lost := [str(path) for path in files if not path.is_file()]:
+            raise ModelError(f"{index} names files that are not there: {', '.join(lost)}; fetch the model again")
+        found = {name: tensor for path in files for name, tensor in tensorfile.read(path).items()}
+        if missing := sorted(where.keys() - found.keys()):
+            raise ModelError(f"{index} names {len(missing)} tensors that its files do not have, as {missing[0]}")
+        return found, files
+    if (single := folder / "model.safetensors").is_file():
+        return tensorfile.read(single), [single]
+    if any(folder.glob("*.bin")):
+        raise ModelError(f"{folder} has weights as pickles (*.bin), which can run code; save it as safetensors")
+    raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    return value

@@ -1,0 +1,57 @@
+"""Rows of a matrix as a file stores them, with what they are in floats."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from octavo.core.models.errors import ModelError
+from octavo.core.models.gguf import BLOCK_LAYOUT, GgmlType
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+class Rows(NamedTuple):
+    """Some rows of a matrix: `data` in the format `kind`, row after row. Row i of ours is row `order[i]` of theirs."""
+
+    data: Bytes
+    kind: GgmlType
+    order: Int32s
+    cols: int
+
+    @classmethod
+    def stored(cls, data: Bytes, kind: GgmlType, rows: int, cols: int) -> Rows:
+        return cls(data, kind, np.arange(rows, dtype=np.int32), cols)
+
+    @classmethod
+    def of_floats(cls, values: Floats) -> Rows:
+        data = np.ascontiguousarray(values, dtype=np.float32).view(np.uint8).reshape(-1)
+        return cls.stored(data, GgmlType.F32, len(values), values.shape[1])
+
+    @property
+    def row_bytes(self) -> int:
+        columns, size = BLOCK_LAYOUT[self.kind]
+        return self.cols // columns * size
+
+    def slice(self, start: int, end: int) -> Rows:
+        """Stored rows [start, end)."""
+        data = self.data[start * self.row_bytes : end * self.row_bytes]
+        return Rows.stored(data, self.kind, end - start, self.cols)
+
+    def floats(self) -> Floats:
+        """The numbers that they stand for, [stored rows, cols], in the file's order."""
+        try:
+            rows = self.data.reshape(-1, self.row_bytes)
+            values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(int(self.kind)))
+        except NotImplementedError:
+            raise ModelError(f"weights quantised as {self.kind.name} cannot be read") from None
+        return np.asarray(values, dtype=np.float32).reshape(-1, self.cols)
+
+    def ours(self) -> Floats:
+        """The same, in our order."""
+        return self.floats()[self.order]

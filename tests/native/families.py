@@ -1,0 +1,105 @@
+"""A small random checkpoint of every family that the native executor runs, as transformers makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as t
+from transformers import PreTrainedModel
+
+from tests.executors.tiny import VOCAB, save
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_THETA = {"rope_theta": 10000.0}
+
+
+def _like(model: type[Any], config: type[Any], **changes: Any) -> Callable[[], PreTrainedModel]:
+    def make() -> PreTrainedModel:
+        settings = {key: value for key, value in (_SMALL | changes).items() if value != "absent"}
+        made: PreTrainedModel = model(config(**settings, attn_implementation="eager"))
+        return made
+
+    return make
+
+
+def _mistral(**changes: Any) -> Callable[[], PreTrainedModel]:
+    return _like(t.MistralForCausalLM, t.MistralConfig, **({"sliding_window": 37, "head_dim": 16} | changes))
+
+
+def _llama(**rope: Any) -> Callable[[], PreTrainedModel]:
+    return _like(t.LlamaForCausalLM, t.LlamaConfig, rope_parameters=_THETA | rope)
+
+
+_GEMMA3 = {
+    "sliding_window": 24,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 32,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+}
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "mistral, sliding": _mistral(),
+    "mistral, full": _mistral(sliding_window=None),
+    "qwen2": _like(t.Qwen2ForCausalLM, t.Qwen2Config),
+    "qwen2, window switched off": _like(
+        t.Qwen2ForCausalLM, t.Qwen2Config, use_sliding_window=False, sliding_window=20, max_window_layers=0
+    ),
+    "qwen2, window from layer 2 on": _like(
+        t.Qwen2ForCausalLM, t.Qwen2Config, use_sliding_window=True, sliding_window=20, max_window_layers=2
+    ),
+    "qwen3": _like(t.Qwen3ForCausalLM, t.Qwen3Config, head_dim=24),
+    "gemma": _like(t.GemmaForCausalLM, t.GemmaConfig, head_dim=16),
+    "gemma2": _like(
+        t.Gemma2ForCausalLM, t.Gemma2Config, head_dim=16, sliding_window=24, query_pre_attn_scalar=20,
+        attn_logit_softcapping=5.0, final_logit_softcapping=8.0,
+    ),
+    "gemma3": _like(t.Gemma3ForCausalLM, t.Gemma3TextConfig, **_GEMMA3),
+    "phi3": _like(t.Phi3ForCausalLM, t.Phi3Config, original_max_position_embeddings=512),
+    "phi3, rotated in part": _like(
+        t.Phi3ForCausalLM, t.Phi3Config, original_max_position_embeddings=512, hidden_size=96,
+        rope_parameters=_THETA | {"rope_type": "default", "partial_rotary_factor": 0.75}, sliding_window=60,
+    ),
+    "smollm3": _like(t.SmolLM3ForCausalLM, t.SmolLM3Config),
+    "gpt_neox": _like(t.GPTNeoXForCausalLM, t.GPTNeoXConfig, num_key_value_heads="absent", hidden_size=96),
+    "gpt_neox, one after the other": _like(
+        t.GPTNeoXForCausalLM, t.GPTNeoXConfig, num_key_value_heads="absent", hidden_size=96, use_parallel_residual=False
+    ),
+    "gpt2": _like(
+        t.GPT2LMHeadModel, t.GPT2Config, n_embd=48, n_layer=3, n_head=6, n_positions=256,
+        **dict.fromkeys(_SMALL.keys() - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}, "absent"),
+    ),
+    "mixtral": _like(t.MixtralForCausalLM, t.MixtralConfig, num_local_experts=5, num_experts_per_tok=2),
+    "qwen3_moe": _like(
+        t.Qwen3MoeForCausalLM, t.Qwen3MoeConfig, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40,
+        norm_topk_prob=True, head_dim=16,
+    ),
+    "qwen3_moe, weights as they are": _like(
+        t.Qwen3MoeForCausalLM, t.Qwen3MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=40,
+        norm_topk_prob=False, head_dim=16,
+    ),
+    "linear rope": _llama(rope_type="linear", factor=4.0),
+    "llama3 rope": _llama(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+    ),
+    "yarn rope": _llama(rope_type="yarn", factor=4.0, original_max_position_embeddings=128),
+}  # fmt: skip
+
+
+def save_family(name: str, folder: Path) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return save(FAMILIES[name](), folder)
