@@ -67,7 +67,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Sequences without a slot, oldest arrival first; every column has shape [waiting]."""
+    """Sequences without a slot, oldest arrival first; every column has shape [waiting].
+
+    Where more wait than `scheduler.waiting_window`, these are the oldest, and from behind them the most urgent by
+    priority, by deadline, by work (known - cached + output_left), by cached tokens, and tenants' first ones."""
 
     arrival_ns: Times
     """When the request was queued, ns."""

@@ -215,7 +215,7 @@ class BlockPool:
             return self._nothing
         kept = self._keep_ns > self.now_ns
         each = np.bincount(self._tenant[kept], minlength=1)
-        most = int(KEPT_SHARE * self.total / max(1, np.count_nonzero(each)))
+        most = int(KEPT_SHARE * self.total / max(1, int((each > 0).sum())))
         for tenant in np.flatnonzero(each > most).tolist():
             own = np.flatnonzero(kept & (self._tenant == tenant))
             kept[own[np.argsort(-self._used[own], kind="stable")[most:]]] = False

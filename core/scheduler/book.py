@@ -48,7 +48,10 @@ class Book:
 
     def ask_match(self, sequence: Sequence) -> None:
         """Its hint is unknown until the KV-manager answers."""
-        sequence.hint = None
+        if sequence.hint is not None:
+            sequence.hint = None
+            if sequence.state is State.WAITING:
+                self.queue.changed(sequence)
         self._unmatched[sequence.seq_id] = sequence
         if self.can_match:
             namespace = sequence.request.asked.namespace

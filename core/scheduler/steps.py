@@ -237,7 +237,7 @@ class Steps:
             slots.plain[slot] = not (sequence.deaths or request.orphan)
             self._commit(sequence, min(kv_len, len(tokens)))
         else:
-            self._book.queue.changed()
+            self._book.queue.changed(sequence)
         if finish:
             self._finish(now_ns, sequence, finish, "", rows)
 

@@ -68,6 +68,7 @@ class Engine:
         budget: int = 64,
         token_ns: int = TOKEN_NS,
         weights: Mapping[str, float] | None = None,
+        window: int = 256,
     ) -> None:
         host = PolicyHost(policies, weights=weights)
         facts = Facts(
@@ -82,7 +83,7 @@ class Engine:
         self._token_ns = token_ns
         self._scheduler = SchedulerCore(
             host=host, generation=1, slots=slots, block_size=block_size, total_blocks=blocks, context=facts.context,
-            chunk_budget=budget, depth=2,
+            chunk_budget=budget, depth=2, waiting_window=window,
         )  # fmt: skip
         self._kv = KvCore(total_blocks=blocks, block_size=block_size, slots=slots, eviction=host, generation=1)
         self._executor = resolve("octavo.executor", "ghost")(facts)

@@ -23,7 +23,7 @@ LEDGER, PLANNER, STEPS = "core/scheduler/credit.py", "core/scheduler/planner.py"
 BOOK, INTAKE = "core/scheduler/book.py", "core/scheduler/intake.py"
 
 MUTANTS = [
-    Mutant("an open skips its references", KV, "            self.pool.acquire(block)\n            self.pool.touch(block, now_ns, hit=True)", "            self.pool.touch(block, now_ns, hit=True)"),
+    Mutant("an open skips its references", KV, "            self.pool.acquire(block)\n            self.pool.touch(block, now_ns, hit=True, keep_ns=o.keep_ns)", "            self.pool.touch(block, now_ns, hit=True, keep_ns=o.keep_ns)"),
     Mutant("a fork skips its references", KV, "        for block in table:\n            self.pool.acquire(block)\n        if partial:", "        if partial:"),
     Mutant("a fork does not copy the tail", KV, "            binding.copies.append((parent.table[full], block))", "            pass"),
     Mutant("a fork shares the tail block", KV, "        table = parent.table[:full]", "        table = parent.table[: full + 1]"),

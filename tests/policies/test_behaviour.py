@@ -268,13 +268,13 @@ def test_tenants_weights_are_said_once_for_all_policies_that_have_them() -> None
 
     def shares(policies: Policies, *, swapped: bool = False) -> float:
         """Slots that ada gets, of those that both want."""
-        asked = [Asked(0, 12, 20, ("ada", "bob")[i % 2]) for i in range(40)]
+        asked = [Asked(0, 12, 20, ("ada", "bob")[i % 2]) for i in range(120)]
         engine = Engine(policies, slots=4, weights=both.weights)
         if swapped:
             engine.tell(0, SwapPolicy("batching", "fair", {}))
         engine.run(asked)
-        first = sorted((one for one in asked), key=lambda one: one.done_ns or 0)[:16]
-        return sum(one.tenant == "ada" for one in first) / 16
+        first = sorted((one for one in asked), key=lambda one: one.done_ns or 0)[:60]
+        return sum(one.tenant == "ada" for one in first) / 60
 
     assert shares(made) >= 0.65
     assert shares(chosen(), swapped=True) >= 0.65
