@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from octavo.core.client.client import Health
     from octavo.core.messages import Facts, Params, Prompt
-    from octavo.plugins.openai.decode import Asked
+    from octavo.plugins.openai.asked import Asked
     from octavo.plugins.openai.responses import Reply
 
 KEEP_ALIVE_S = 15.0

@@ -18,7 +18,7 @@ from octavo.plugins.tools.contract import Call, Content, Reasoning
 if TYPE_CHECKING:
     from octavo.core.client.stream import Piece
     from octavo.core.messages import TextLogprob
-    from octavo.plugins.openai.decode import Asked
+    from octavo.plugins.openai.asked import Asked
     from octavo.plugins.openai.errors import ApiError
     from octavo.plugins.openai.speech import Manners, Speech
 

@@ -14,7 +14,7 @@ from octavo.plugins.tools.contract import Call, Content, Said
 
 if TYPE_CHECKING:
     from octavo.core.client.stream import Piece
-    from octavo.plugins.openai.decode import Asked
+    from octavo.plugins.openai.asked import Asked
     from octavo.plugins.openai.errors import ApiError
     from octavo.plugins.openai.speech import Manners
 

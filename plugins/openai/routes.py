@@ -1,4 +1,5 @@
-"""The routes: each decodes, asks the engine and encodes. What is asked and answered is in `decode` and `responses`."""
+"""The routes: each decodes, asks the engine and encodes. What is asked is in `chat` and its neighbours,
+what is answered in `responses`."""
 
 from __future__ import annotations
 
@@ -13,16 +14,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.core.client.stream import ClientError
-from octavo.plugins.openai import decode, spec
+from octavo.plugins.openai import spec
 from octavo.plugins.openai.answer import Answer, Caller, Engine
+from octavo.plugins.openai.chat import decode_chat, decode_responses
+from octavo.plugins.openai.completion import decode_completion
 from octavo.plugins.openai.errors import ApiError, from_client
 from octavo.plugins.openai.responses import About, ChatReply, CompletionReply
 from octavo.plugins.openai.responses_api import ResponsesReply
+from octavo.plugins.openai.tokens import decode_detokenize, decode_tokenize
 
 if TYPE_CHECKING:
     from octavo.core.config.schema import Config
     from octavo.core.messages import Facts
-    from octavo.plugins.openai.decode import Asked
+    from octavo.plugins.openai.asked import Asked
     from octavo.plugins.openai.speech import Manners
     from octavo.plugins.tools.contract import Form
 
@@ -63,15 +67,15 @@ class Api:
         ]
 
     async def chat(self, request: Request) -> Response:
-        asked = decode.chat(await self._body(request), self._form)
+        asked = decode_chat(await self._body(request), self._form)
         return self._answer(request, asked, ChatReply)
 
     async def completions(self, request: Request) -> Response:
-        asked = decode.completion(await self._body(request))
+        asked = decode_completion(await self._body(request))
         return self._answer(request, asked, CompletionReply)
 
     async def responses(self, request: Request) -> Response:
-        asked = decode.responses(await self._body(request), self._form)
+        asked = decode_responses(await self._body(request), self._form)
         return self._answer(request, asked, ResponsesReply)
 
     async def models(self, request: Request) -> Response:
@@ -85,7 +89,7 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """Also says how long a sequence may be."""
-        asked = decode.tokenize(await self._body(request))
+        asked = decode_tokenize(await self._body(request))
         facts = self._facts()
         self._check_model(asked.model, facts)
         try:
@@ -96,7 +100,7 @@ class Api:
         return _json(body, _ignored(asked.ignored))
 
     async def detokenize(self, request: Request) -> Response:
-        asked = decode.detokenize(await self._body(request))
+        asked = decode_detokenize(await self._body(request))
         self._check_model(asked.model, self._facts())
         try:
             text = await self._engine.detokenize(asked.ids)

@@ -1,6 +1,6 @@
 """The bodies of requests as types: every field that has an effect here, and its range.
 
-Fields that are known but not served, and unknown ones, are the business of `decode`. Where a field is null it is
+Fields that are known but not served, and unknown ones, are the business of `body`. Where a field is null it is
 as if it were absent, as in OpenAI's API. Knows nothing of HTTP or the engine.
 """
 
@@ -140,7 +140,7 @@ class ResponsesBody(Struct, kw_only=True):
 
 class CompletionBody(Generation, kw_only=True):
     prompt: str | list[Any]
-    """A string, a list of strings, a list of ids, or a list of lists of ids: told apart by `decode`."""
+    """A string, a list of strings, a list of ids, or a list of lists of ids: told apart by `completion`."""
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
