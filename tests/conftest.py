@@ -17,6 +17,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-runs", default="1000", help="runs of the cores' fuzzer")
     parser.addoption("--fuzz-seed", default="0", help="its first seed")
     parser.addoption(
+        "--sim-real", default="", help="compare the simulator with this executor (native, cpu); writes its results"
+    )
+    parser.addoption(
+        "--speculation-all", action="store_true", help="every drafter with every draft length; writes its results"
+    )
+    parser.addoption(
         "--kernels-all", action="store_true", help="compile every CUDA kernel, plant every fault; writes their results"
     )
     parser.addoption(

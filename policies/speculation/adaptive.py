@@ -17,6 +17,8 @@ _LEARNT = 1 / 16
 _DECAY = 0.98
 """Of what is known of steps' times, at each step: about fifty of them count."""
 _FEW = 8
+_LEAST = 0.01
+"""Least slope that is believed: so a guess must be right once in a hundred times, whatever was measured."""
 
 
 class Adaptive:
@@ -25,9 +27,9 @@ class Adaptive:
     1 + slope * t, in units of what it takes anyhow; the slope is fitted to the steps seen. The gains a^k of all
     sequences' k-th guesses, best first, are taken while tokens per time grow.
 
-    A sequence whose guesses do not pay gets none, but for one now and then (`probe_steps`): where a token costs 5 % of
-    a step, that is after 13 wrong ones in a row. The more sequences run, the nearer to certain a guess must be; with
-    128 of them not even one that is right four times in five is made, nor tried now and then.
+    A sequence whose guesses do not pay gets none, but for one now and then (`probe_steps`): that is after 13 wrong ones
+    in a row where a token costs 5 % of a step, and after 26 wherever. The more sequences run, the nearer to certain a
+    guess must be; with 128 of them not even one that is right four times in five is made, nor tried now and then.
     """
 
     class Options(PolicyOptions, frozen=True):
@@ -93,7 +95,4 @@ class _Cost:
             return
         slope = (weight * td - t * d) / spread
         start = (d - slope * t) / weight
-        if slope > 0:
-            self.slope = slope / start if start > 0 else float("inf")
-        else:
-            self.slope = 0.0
+        self.slope = max(_LEAST, slope / start) if start > 0 else np.inf

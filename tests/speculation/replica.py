@@ -32,6 +32,8 @@ from octavo.executors.base import Executor
 
 GREEDY = Sampling(temperature=0.0)
 STEP_NS = 1_000_000
+TOKEN_NS = 50_000
+"""A step takes `STEP_NS` and so much for each of its tokens; messages take no time."""
 
 
 def asked(
@@ -92,16 +94,16 @@ class Replica:
         self._mail += [(Role.KV, PeerUp(Role.SCHEDULER, 1)), (Role.SCHEDULER, PeerUp(Role.EXECUTOR, generation))]
 
     def run(self, requests: Sequence[Enqueue]) -> dict[tuple[int, int], list[int]]:
-        """What each choice says, once all have ended."""
+        """What each choice says, once all have ended and nothing is under way."""
         self._mail += [(Role.SCHEDULER, request) for request in requests]
         choices = {(request.handle, choice) for request in requests for choice in range(request.n)}
         for _ in range(100_000):
-            if choices <= self.finish.keys():
-                return {key: self.said.get(key, []) for key in sorted(choices)}
             if self._mail:
                 self._deliver(*self._mail.popleft())
             elif self._late:
                 self._answer(self._late.popleft())
+            elif choices <= self.finish.keys():
+                return {key: self.said.get(key, []) for key in sorted(choices)}
             else:
                 break
         raise AssertionError(f"nothing moves: {self.scheduler.stats}, {choices - self.finish.keys()} wait")
@@ -123,11 +125,11 @@ class Replica:
             self._mail += [(Role.SCHEDULER, PeerDown(role)) for role in (Role.EXECUTOR, Role.KV)]
             self._start_kv(2)
             return
+        self.now_ns += STEP_NS + TOKEN_NS * int(self.plans[len(self.results)].n.sum())
         self.results.append(result)
         self._mail.append((Role.SCHEDULER, result))
 
     def _deliver(self, role: Role, message: Body) -> None:
-        self.now_ns += STEP_NS
         if role is Role.TOKENIZER:
             self._told(message)
             return

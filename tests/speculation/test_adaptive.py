@@ -1,0 +1,86 @@
+"""`adaptive` on an executor with a model: guesses that are wrong stop, guesses that are right go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from octavo.core.messages import StepPlan
+from octavo.core.policy.load import load_policy
+from octavo.plugins.policykit.views import scene
+from octavo.policies.contract import Observed
+from tests.speculation.conftest import Maker
+from tests.speculation.drafters import Oracle, Silly
+from tests.speculation.replica import Replica, asked
+
+OFF_WITHIN = 30
+"""Steps with guesses, at most, before a silly drafter is turned off; and then one in `PROBE`."""
+PROBE = 64
+
+
+def drafts(plans: list[StepPlan]) -> list[int]:
+    return [int(plan.n[plan.kind == 1].sum() - (plan.kind == 1).sum()) for plan in plans]
+
+
+def test_a_silly_drafter_costs_time_only_and_is_turned_off(tiny: Maker) -> None:
+    requests = [asked(0, [5, 6, 7], tokens=150), asked(1, [5, 6, 8], tokens=150)]
+    plain = Replica(tiny(), policy="off", slots=1)
+    answers = plain.run(requests)
+    replica = Replica(tiny(Silly), policy="adaptive", slots=1)
+    assert replica.run(requests) == answers
+    asked_for = drafts(replica.plans)
+    assert 0 < np.count_nonzero(asked_for) <= OFF_WITHIN + len(asked_for) / PROBE
+    assert max(asked_for[-100:]) <= 1
+
+
+def test_guesses_that_are_right_go_on_and_save_steps(tiny: Maker) -> None:
+    requests = [asked(0, [5, 6, 7], tokens=200)]
+    answers = Replica(tiny(), policy="off").run(requests)
+    oracle = tiny(Oracle, answers={((5, 6, 7), 0): answers[0, 0]}, wrong_in=50)
+    replica = Replica(oracle, policy="adaptive")
+    assert replica.run(requests) == answers
+    assert len(replica.plans) < 90
+    assert replica.accepted > 0.7 * replica.drafted
+
+
+def observed(tokens: list[int], cost_ns: int) -> Observed:
+    """Steps of one sequence with these tokens, all guesses right: a step takes 1000 ns and `cost_ns` a token."""
+    n = len(tokens)
+    ints, times = np.ones(n, dtype=np.int32), np.zeros(0, dtype=np.int64)
+    drafted = np.asarray(tokens, dtype=np.int32) - 1
+    none = np.zeros(0, dtype=np.int32)
+    return Observed(
+        1, np.asarray([1000 + cost_ns * t for t in tokens], dtype=np.int64), ints * 0, ints, drafted, drafted,
+        times, times, none, none, none, none, times, times,
+    )  # fmt: skip
+
+
+def test_the_measured_cost_of_a_token_decides() -> None:
+    """The same guesses are made where a token is nearly free, and not where it costs more than a step."""
+    step = replace(scene("", 0, 0).step, step=1)
+    running = scene("", 0, 1).running
+    running = replace(
+        running, decoding=np.ones(1, dtype=np.bool_), output_left=np.full(1, 90, dtype=np.int32),
+        judged=np.full(1, 40, dtype=np.int32), right=np.full(1, 20, dtype=np.int32),
+    )  # fmt: skip
+    lengths = {}
+    for cost in (1, 5000):
+        policy = load_policy("speculation", "adaptive", {})
+        policy.observe(observed([1, 4, 9, 2, 7] * 4, cost))
+        lengths[cost] = int(policy.draft_lengths(step, running)[0])
+    assert lengths[1] >= 4 > 0 == lengths[5000]
+
+
+def test_at_high_load_nobody_gets_a_guess() -> None:
+    policy = load_policy("speculation", "adaptive", {})
+    for n, none in ((1, False), (128, True)):
+        running = scene("", 0, n).running
+        running = replace(
+            running,
+            decoding=np.ones(n, dtype=np.bool_),
+            judged=np.full(n, 50, np.int32),
+            right=np.full(n, 40, np.int32),
+        )
+        step = replace(scene("", 0, 0).step, step=64)
+        assert (int(policy.draft_lengths(step, running).sum()) == 0) == none
