@@ -1,0 +1,1 @@
+"""`octavo verify speculation`: answers with a drafter are those without it."""

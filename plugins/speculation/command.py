@@ -1,0 +1,136 @@
+"""`octavo verify speculation`: the same prompts, with a drafter and without, on daemons that are started for it.
+
+Coupled, every token must be the same, greedy and sampled. By rejection the same is asked of greedy answers; sampled
+ones must have the same distribution, place by place, which a two-sample test looks at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from octavo.core.client.llm import LLM
+from octavo.core.rundir import read
+from octavo.core.supervisor.status import ask
+from octavo.plugins.speculation.homogeneity import homogeneity
+
+PROMPTS = (
+    "List the numbers from one to twenty in words: one, two, three, four,",
+    "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n",
+    '{"name": "Ada", "age": 36}\n{"name": "Bob", "age": 41}\n{"name": "Cyd", "age":',
+    "The sea was calm. The sea was grey. The sea was",
+    "Copy this line exactly: the quick brown fox jumps over the lazy dog.\nthe quick brown fox",
+)
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "repetition": 1.1, "presence": 0.1}
+TESTED = "red green blue red green blue red green blue red green"
+PLACES = 4
+LEVEL = 0.001
+"""Over all tests of one run together."""
+
+
+def speculation(
+    *,
+    drafter: str,
+    model: str = "default",
+    executor: str = "auto",
+    verification: Literal["coupled", "rejection"] = "coupled",
+    guesses: int = 4,
+    tokens: int = 48,
+    draws: int = 512,
+    option: Annotated[
+        list[str] | None, Parameter(name="--option", negative=(), help="the drafter's: model=PATH")
+    ] = None,
+) -> int:
+    """Check that answers are the same with a drafter and without; exit status 0 only if they are.
+
+    Parameters
+    ----------
+    drafter
+        ngram, suffix, draft-model, self, medusa, or another that is installed
+    model
+        whatever `octavo serve` takes
+    executor
+        executor.kind
+    verification
+        `coupled`, or `rejection`: then sampled answers are compared by their distribution
+    guesses
+        tokens drafted in each step
+    tokens
+        length of the answers that are compared
+    draws
+        answers of each side that the distribution is estimated from
+    """
+    common = {"executor": {"kind": executor}, "kv": {"tokens": 16384}, "trace": {"enabled": False}}
+    drafting = {
+        "speculation": {"drafter": drafter, "verification": verification, "options": dict(_pairs(option or []))},
+        "policies": {"speculation": "fixed", "options": {"speculation": {"tokens": guesses}}},
+    }
+    modes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}}
+    if verification == "coupled":
+        modes["sampled"] = SAMPLED
+    plain, plain_draws, _ = _answers(model, common, modes, tokens, draws if verification == "rejection" else 0, 0)
+    ours, our_draws, made = _answers(
+        model, {**common, **drafting}, modes, tokens, draws if verification == "rejection" else 0, draws
+    )
+    print(f"{model} with {drafter}, {guesses} guesses a step, verified {verification}:\n")
+    sound = True
+    for mode in modes:
+        for prompt, one, other in zip(PROMPTS, plain[mode], ours[mode], strict=True):
+            differs = next((i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), None)
+            same = one == other
+            sound &= same
+            verdict = "equal" if same else f"differs at token {differs if differs is not None else 'the end'}"
+            print(f"  {mode:8} {len(one):4} tokens  {verdict:24} {prompt[:40]!r}")
+    for place, (one, other) in enumerate(zip(plain_draws, our_draws, strict=True)):
+        found = homogeneity(one, other)
+        sound &= found.p >= LEVEL / PLACES
+        print(f"  place {place}: {len(one)} and {len(other)} draws, chi-square {found.statistic:.1f}"
+              f" with {found.degrees} degrees of freedom, p = {found.p:.3f}")  # fmt: skip
+    drafted, accepted = made
+    print(f"\n  {drafted} guesses were verified, {accepted} were right")
+    if not drafted:
+        print("  so nothing is shown: this drafter guessed nothing")
+    print("holds" if sound and drafted else "does not hold")
+    return 0 if sound and drafted else 1
+
+
+def _answers(
+    model: str, settings: Mapping[str, Any], modes: Mapping[str, Mapping[str, Any]], tokens: int, draws: int, seed: int
+) -> tuple[dict[str, list[list[int]]], list[list[int]], tuple[int, int]]:
+    """Ids of each prompt's answer in each mode; tokens by place of `draws` short answers; guesses verified and
+    right."""
+    with LLM(model, **settings) as llm:
+        answers = {
+            mode: [out.choices[0].ids for out in llm.generate(list(PROMPTS), max_tokens=tokens, seed=7, **how)]
+            for mode, how in modes.items()
+        }
+        places: list[list[int]] = [[] for _ in range(PLACES if draws else 0)]
+        for at in range(seed, seed + draws, 8):
+            for choice in llm.generate(TESTED, max_tokens=PLACES, n=8, seed=at, **SAMPLED)[0].choices:
+                for place, token in enumerate(choice.ids):
+                    places[place].append(token)
+        return answers, places, _guesses(llm)
+
+
+def _guesses(llm: LLM) -> tuple[int, int]:
+    """Of the scheduler's counters, once they stand still: they come with its heartbeats."""
+    info = read(llm.run_dir)
+    before: tuple[int, int] | None = None
+    for _ in range(10):
+        status = None if info is None else ask(info)
+        stats = next((actor.stats for actor in status.actors if actor.role == "scheduler"), {}) if status else {}
+        now = stats.get("drafted", 0), stats.get("accepted", 0)
+        if now == before:
+            break
+        before = now
+        time.sleep(1.5)
+    return before or (0, 0)
+
+
+def _pairs(options: list[str]) -> Iterator[tuple[str, int | str]]:
+    for option in options:
+        name, _, value = option.partition("=")
+        yield name, int(value) if value.isdecimal() else value
