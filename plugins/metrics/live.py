@@ -1,7 +1,7 @@
 """The figures of a running service as `octavo top` and the dashboard show them: one look, one `Figures`.
 
 Counts come from what the actors last said (`Status`), latencies from what clients measured, as the trace has it. Rates
-are between two looks.
+are of the last seconds, between looks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from octavo.plugins.metrics.tail import Tail
 
 WINDOW_S = 60.0
 """Latencies and the hit rate are of so long."""
+RATES_S = 4.0
+"""Rates are of so long: heartbeats come once a second."""
+KEPT_LOOKS = 180
 KINDS = (RequestTaken, RequestReceived, RequestTokenized, RequestFinished, PolicySwapped)
 REMEMBERED = 4096
 """Requests whose tenant is remembered until it is known what part of the prefix tree is theirs."""
@@ -75,8 +78,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates per second since the look before, None at the first one; `hit_rate` is of prompt tokens, `acceptance` of
-    guesses since the start, None where there were none."""
+    """Rates per second, None at the first look; `hit_rate` is of prompt tokens, `acceptance` of guesses since the
+    start, None where there were none. `history` has tokens per second, running and waiting at the last looks."""
 
     model: str
     address: str
@@ -95,6 +98,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: float | None
     pool: Pool
     policies: list[Policy]
+    history: list[tuple[float, int, int]]
 
 
 class Live:
@@ -111,8 +115,9 @@ class Live:
         self._tenants: dict[str, str] = {}
         """By the name of their part of the prefix tree."""
         self._policies = _configured(info.path)
-        self._before: tuple[int, int, int] | None = None
-        """When, steps and tokens of the look before."""
+        self._looks: deque[tuple[int, int, int]] = deque()
+        """When, steps and tokens, of the last seconds."""
+        self._history: deque[tuple[float, int, int]] = deque(maxlen=KEPT_LOOKS)
 
     def look(self, status: Status) -> Figures:
         now_ns = self._clock()
@@ -126,6 +131,8 @@ class Live:
         stats = {actor.role: actor.stats for actor in status.actors}
         scheduler, executor = stats.get("scheduler", {}), stats.get("executor", {})
         steps_per_s, tokens_per_s = self._rates(now_ns, executor.get("steps", 0), executor.get("tokens", 0))
+        running, waiting = scheduler.get("running", 0), scheduler.get("waiting", 0)
+        self._history.append((tokens_per_s or 0.0, running, waiting))
         return Figures(
             model=self._info.model,
             address=self._info.address or self._info.run_dir,
@@ -133,8 +140,8 @@ class Live:
             notes=status.notes,
             window_s=WINDOW_S,
             processes=[_process(actor) for actor in status.actors],
-            running=scheduler.get("running", 0),
-            waiting=scheduler.get("waiting", 0),
+            running=running,
+            waiting=waiting,
             preemptions=scheduler.get("preemptions", 0),
             steps_per_s=steps_per_s,
             tokens_per_s=tokens_per_s,
@@ -145,6 +152,7 @@ class Live:
             policies=[
                 policy for actor in ("scheduler", "kv") for policy in policies_of(stats.get(actor, {}), self._policies)
             ],
+            history=list(self._history),
         )
 
     def _take(self, line: Line) -> None:
@@ -168,11 +176,16 @@ class Live:
                 pass
 
     def _rates(self, now_ns: int, steps: int, tokens: int) -> tuple[float | None, float | None]:
-        before, self._before = self._before, (now_ns, steps, tokens)
-        if before is None or now_ns <= before[0] or steps < before[1]:
+        if self._looks and steps < self._looks[-1][1]:
+            self._looks.clear()  # another process counts anew
+        while len(self._looks) > 1 and self._looks[1][0] < now_ns - RATES_S * 1e9:
+            self._looks.popleft()
+        self._looks.append((now_ns, steps, tokens))
+        then_ns, steps_then, tokens_then = self._looks[0]
+        if then_ns == now_ns:
             return None, None
-        seconds = (now_ns - before[0]) / 1e9
-        return (steps - before[1]) / seconds, (tokens - before[2]) / seconds
+        seconds = (now_ns - then_ns) / 1e9
+        return (steps - steps_then) / seconds, (tokens - tokens_then) / seconds
 
     def _latencies(self) -> dict[str, Percentiles]:
         taken = [event for _, event in self._taken]

@@ -22,6 +22,8 @@ COLOURS = {"ready": "green", "starting": "yellow", "down": "red", "degraded": "r
 BAR_WIDTH = 44
 USED, CACHED, FREE = "█", "▒", "·"
 SHOWN_TENANTS = 6
+LEVELS = "▁▂▃▄▅▆▇█"
+LINE_WIDTH = 60
 
 
 def command(
@@ -61,8 +63,8 @@ def silent(info: RunInfo) -> RenderableType:
 def draw(figures: Figures) -> RenderableType:
     """One picture."""
     state = Text(figures.state, style=COLOURS.get(figures.state, ""))
-    notes = [Text(note, style="yellow") for note in figures.notes]
-    parts = [state, *notes, _sequences(figures), _pool(figures.pool), _latencies(figures)]
+    notes = [Text(note, style="dim") for note in figures.notes]
+    parts = [state, *notes, _sequences(figures), _line(figures), _pool(figures.pool), _latencies(figures)]
     parts += [_policies(figures), _processes(figures)]
     return Panel(Group(*parts), title=f"{figures.model} at {figures.address}")
 
@@ -78,6 +80,14 @@ def _sequences(figures: Figures) -> RenderableType:
         *([f"accepted {figures.acceptance:.0%}"] if figures.acceptance is not None else []),
     ]
     return Text("   ".join(numbers), style="bold")
+
+
+def _line(figures: Figures) -> RenderableType:
+    """Tokens per second at the last looks."""
+    rates = [rate for rate, _, _ in figures.history][-LINE_WIDTH:]
+    most = max(rates, default=0.0)
+    marks = "".join(LEVELS[round(rate / most * (len(LEVELS) - 1))] for rate in rates) if most else ""
+    return Text(f"tokens/s  {marks}  at most {most:.0f}", style="green") if marks else Text("")
 
 
 def _pool(pool: Pool) -> RenderableType:

@@ -68,6 +68,8 @@ def test_the_figures_are_those_of_the_service(served: Daemon) -> None:
     assert not any(policy.tripped for policy in figures.policies)
     again = look(served, live)
     assert again.tokens_per_s is not None
+    assert again.history[-1] == (again.tokens_per_s, again.running, again.waiting)
+    assert len(again.history) == len(figures.history) + 1
     assert again.latencies == figures.latencies  # nothing new, nothing twice
 
 

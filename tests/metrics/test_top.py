@@ -33,6 +33,7 @@ FIGURES = Figures(
     hit_rate=0.25,
     acceptance=0.5,
     pool=Pool(total=100, used=50, cached=30, free=20, tenants=[("acme", 60)]),
+    history=[(10.0, 1, 0), (80.0, 3, 4), (0.0, 0, 0)],
     policies=[Policy(group="batching", name="fcfs", calls=9, mean_us=12.3, rejected=1, tripped=True)],
 )
 
@@ -51,6 +52,7 @@ def test_the_picture_says_what_the_figures_say() -> None:
         "degraded",
         "policy x is switched off",
         "running 3   waiting 4   preemptions 5   200 tokens/s   1.5 steps/s   cache hits 25%   accepted 50%",
+        "tokens/s  ▂█▁  at most 80",
         "50 used, 30 cached, 20 free of 100",
         "60 in the prefix tree",
         "switched off",
