@@ -69,6 +69,11 @@ class LLM:
         """The model's id, context and the like."""
         return self._blocking.facts
 
+    @property
+    def run_dir(self) -> Path:
+        """The daemon's run folder: for its status and its trace."""
+        return self._blocking.client.run_dir
+
     def generate(
         self, prompts: str | Sequence[int] | Sequence[str | list[int]], params: Params | None = None, **how: Any
     ) -> list[Output]:
