@@ -1,0 +1,132 @@
+"""`octavo models`: what a file or folder is, which executors run it, and why others do not.
+
+Reads headers and shapes only: no weight is touched and nothing is started.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from octavo.core.cli import FAILED, Json
+from octavo.core.models.errors import ModelError
+from octavo.core.models.locate import locate
+from octavo.executors.loading.checkpoint import Checkpoint
+from octavo.executors.loading.files import open_checkpoint
+from octavo.executors.loading.rope import Rope
+from octavo.executors.loading.spec import Spec
+from octavo.executors.native.matrix import GROUP, native_kind
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`runs` and `refused` are by executor: how, or why not."""
+
+    model: str
+    what: str = ""
+    context: int = 0
+    rotation: str = ""
+    weights: dict[str, int] = {}
+    """Matrices by the format they are stored in."""
+    runs: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+
+def command(path: str = "default", /, *, json_: Json = False) -> int:
+    """List what a model file or folder is, or each of those in a folder, and which executors run it.
+
+    Parameters
+    ----------
+    path
+        a folder, a GGUF file, a hub id, `default`, or a folder of such files and folders
+    """
+    found = [describe(each) for each in _inside(path)]
+    if json_:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        print("\n\n".join(_text(each) for each in found))
+    if any(each.runs for each in found):
+        return 0
+    print(f"octavo: nothing that can be run in {path}", file=sys.stderr)
+    return FAILED
+
+
+def describe(path: str) -> Described:
+    try:
+        checkpoint = open_checkpoint(locate(path))
+    except (ModelError, OSError) as error:
+        return Described(model=path, refused={"native": str(error), "cpu": str(error), "cuda": str(error)})
+    spec, beyond = checkpoint.spec, checkpoint.spec.beyond_llama()
+    runs, refused = {"native": _natively(checkpoint)}, {}
+    for torch_one in ("cpu", "cuda"):
+        if beyond:
+            refused[torch_one] = f"it does not have {beyond}"
+        else:
+            runs[torch_one] = "yes, with weights as fp32" if torch_one == "cpu" else "yes, with a GPU"
+    return Described(
+        model=path,
+        what=_what(spec),
+        context=spec.context,
+        rotation="; ".join(map(_rotation, spec.ropes)) if _rotates(spec) else "none: learned positions",
+        weights=dict(Counter(part.kind.name for parts in checkpoint.matrices.values() for part in parts).most_common()),
+        runs=runs,
+        refused=refused,
+        notes=checkpoint.notes,
+    )
+
+
+def _inside(path: str) -> list[str]:
+    """The path itself, or the models of a folder that is none."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return [path]
+    found = sorted([*folder.glob("*.gguf"), *(config.parent for config in folder.glob("*/config.json"))])
+    return [str(each) for each in found] or [path]
+
+
+def _natively(checkpoint: Checkpoint) -> str:
+    parts = [part for stacked in checkpoint.matrices.values() for part in stacked]
+    lost = sorted({part.kind.name for part in parts if native_kind(part.kind) is None})
+    how = "yes, each weight as it is stored"
+    if lost:
+        how = f"yes; {', '.join(lost)} becomes 8-bit groups of {GROUP} in fast mode, fp32 in exact mode"
+    return f"{how}; an answer does not depend on its company, in both modes"
+
+
+def _what(spec: Spec) -> str:
+    shared = f", {spec.kv_heads} for keys" if spec.kv_heads != spec.heads else ""
+    said = f"{spec.architecture}: {spec.layers} layers of {spec.hidden}, {spec.heads} heads of {spec.head_dim}{shared}"
+    if spec.experts:
+        said += f", {spec.experts.used} of {spec.experts.count} experts"
+    if windows := sorted({window for window in spec.windows if window}):
+        sliding = sum(window > 0 for window in spec.windows)
+        said += f", a window of {windows[0]} in {sliding} of {spec.layers} layers"
+    return f"{said}, {spec.vocab_size} tokens"
+
+
+def _rotates(spec: Spec) -> bool:
+    return any(spec.rotation(i) >= 0 for i in range(spec.layers))
+
+
+def _rotation(rope: Rope) -> str:
+    factor = f" by {rope.factor:g}" if rope.factor != 1 else ""
+    part = f" of {rope.dims} dimensions" if rope.dims else ""
+    return f"{rope.kind}{factor}{part}, base {rope.theta:g}"
+
+
+def _text(found: Described) -> str:
+    rows = [("is", found.what or "nothing that is known")]
+    if found.what:
+        stored = ", ".join(f"{count} {kind}" for kind, count in found.weights.items())
+        rows += [("context", f"{found.context} tokens (rotation: {found.rotation})"), ("weights", stored)]
+    rows += [(name, how) for name, how in found.runs.items()]
+    reasons: dict[str, list[str]] = {}
+    for name, why in found.refused.items():
+        reasons.setdefault(why, []).append(name)
+    rows += [(", ".join(names), f"no: {why}") for why, names in reasons.items()]
+    rows += [("note", note) for note in found.notes]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([found.model, *(f"  {name:{width}}  {said}" for name, said in rows)])
