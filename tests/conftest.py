@@ -28,3 +28,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--counted-requests", default="", help="requests of the run that metrics and events are compared on"
     )
+    parser.addoption("--http-fuzz", default="0", help="minutes of requests to the gateway that nobody would send")
+    parser.addoption("--schemas", default="40", help="JSON schemas that answers are checked against; 1000 takes minutes")

@@ -106,7 +106,7 @@ class FakeEngine:
     async def detokenize(self, ids: list[int]) -> str:
         if max(ids, default=0) > 255:
             raise RequestRefused("tokens", "an id is out of range")
-        return bytes(ids).decode()
+        return bytes(ids).decode(errors="replace")
 
     def _ids(self, prompt: Prompt) -> list[int]:
         match prompt:

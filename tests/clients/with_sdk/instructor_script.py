@@ -5,14 +5,17 @@ import os
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 BASE, MODEL = os.environ["OCTAVO_URL"] + "/v1", os.environ["OCTAVO_MODEL"]
 
 
 class Pet(BaseModel):
+    """Closed and short, since a small model does not end by itself."""
+
+    model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=20)
-    legs: int
+    legs: int = Field(ge=0, le=9)
 
 
 with openai.OpenAI(base_url=BASE, api_key="none", max_retries=0) as client:

@@ -5,7 +5,7 @@ import os
 
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 BASE, MODEL = os.environ["OCTAVO_URL"] + "/v1", os.environ["OCTAVO_MODEL"]
 
@@ -13,13 +13,15 @@ BASE, MODEL = os.environ["OCTAVO_URL"] + "/v1", os.environ["OCTAVO_MODEL"]
 class Pet(BaseModel):
     """An animal in a house."""
 
-    name: str
-    legs: int
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(max_length=20)
+    legs: int = Field(ge=0, le=9)
 
 
 class Place(BaseModel):
-    """Short, since a small model does not end by itself."""
+    """Closed and short, since a small model does not end by itself."""
 
+    model_config = ConfigDict(extra="forbid")
     city: str = Field(max_length=20)
 
 
