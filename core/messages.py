@@ -669,6 +669,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of weights, KV dtype and mode: part of every cache namespace."""
     drafter: str = ""
     """Who guesses tokens ahead (`speculation.drafter`); "" where nobody does."""
+    weights_bytes: int = 0
+    """Of the weights as the executor holds them, 0 if it does not say; its pool is `total_blocks` of `block_bytes`."""
+    workspace_bytes: int = 0
+    """The most that a step of `scheduler.chunk_budget` tokens takes beside them, 0 if it does not say."""
     executor: str = ""
     """Which executor it is and how it computes, in words."""
     note: str = ""

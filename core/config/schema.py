@@ -79,6 +79,11 @@ class ExecutorConfig(Section, frozen=True):
     mode: Literal["fast", "exact"] = "fast"
     """What `native` computes in: `exact` is fp32 throughout; `fast` has int8 activations for quantised weights and
     keeps KV in bf16. `cpu` is always exact."""
+    weights: Literal["file", "w8", "w4"] = "file"
+    """What `native` makes of weights that are floats: nothing, or groups of 32 numbers of 8 or 4 bits. Weights that are
+    quantised stay as they are."""
+    kv: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """How `native` keeps keys and values. `auto` is bf16 in fast mode, and fp32 in exact mode, which has no other."""
 
 
 class SpeculationConfig(Section, frozen=True):

@@ -25,6 +25,7 @@ from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.native.batch import Ask, batch
+from octavo.executors.native.ledger import weights_bytes, workspace_bytes
 from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, load
 from octavo.executors.native.program import Native, Outputs, Pool, Weights, kv_bytes
 from octavo.executors.outcome import Outcome, Settlement
@@ -53,28 +54,32 @@ class NativeExecutor:
         files = locate(config.model.path)
         library = load()
         checkpoint = open_checkpoint(files)
-        mode = config.executor.mode
-        kind = Kind.F32 if mode == "exact" else Kind.BF16
+        mode, exact = config.executor.mode, config.executor.mode == "exact"
+        kind = _kv_kind(config)
         threads, isa = config.executor.threads or default_threads(), Isa(library.oct_isa_best())
+        how = ", ".join([mode, *_unusual(config), isa.name, f"{threads} threads"])
         facts = model_facts(
             config,
             files.model_id,
             checkpoint.spec,
             token_bytes=kv_bytes(checkpoint.spec, kind),
-            seed=checkpoint.digest + f"native {mode}".encode(),
+            seed=checkpoint.digest + f"native {mode} {config.executor.weights} {kind.name}".encode(),
             serves=("prompt_logprobs", "restrictions"),
         )
         check_memory(facts, facts.block_bytes)
         drafting = Drafting.of(Host(config, facts))
         if drafting.features:
-            raise ModelError(
-                f"the drafter {facts.drafter!r} wants hidden states, which the native executor does not give"
-            )
+            raise ModelError(f"the drafter {facts.drafter!r} wants hidden states; the native executor gives none")
         if (grammars := grammars_of(config, files, facts.vocab_size)) is not None:
             facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
-        weights = Weights(library, checkpoint, exact=mode == "exact")
+        weights = Weights(library, checkpoint, exact=exact, wanted=config.executor.weights, context=facts.context)
         model = Native(weights, Pool(facts.total_blocks, facts.block_size, kind), threads, isa)
-        facts = msgspec.structs.replace(facts, executor=f"{mode}, {isa.name}, {threads} threads")
+        facts = msgspec.structs.replace(
+            facts,
+            executor=how,
+            weights_bytes=weights_bytes(weights),
+            workspace_bytes=workspace_bytes(weights, config.scheduler.chunk_budget),
+        )
         return cls(model, facts, grammars, drafting)
 
     def forget(self) -> None:
@@ -130,3 +135,17 @@ class NativeExecutor:
         wanted = sampling.logprobs
         entries = [logprob(row, token, wanted) if wanted >= 0 else None for row, token in zip(rows, new, strict=False)]
         return Outcome(None, tuple(new), tuple(entries), prompt, len(draft.tokens))
+
+
+def _kv_kind(config: Config) -> Kind:
+    """Raises `ModelError` for what is not exact in exact mode."""
+    exact, asked = config.executor.mode == "exact", config.executor.kv
+    if exact and asked not in ("auto", "fp32"):
+        raise ModelError(f'executor.kv = "{asked}" is not exact; set executor.mode = "fast", or leave it out')
+    return {"auto": Kind.F32 if exact else Kind.BF16, "fp32": Kind.F32, "bf16": Kind.BF16, "int8": Kind.I8}[asked]
+
+
+def _unusual(config: Config) -> list[str]:
+    """What is not as the mode has it."""
+    weights, kv = config.executor.weights, config.executor.kv
+    return [f"weights {weights}"] * (weights != "file") + [f"KV {kv}"] * (kv != "auto")

@@ -72,7 +72,8 @@ class Arena:
     """Memory for packed weights, in huge pages where the system has them; zero until filled."""
 
     def __init__(self, size: int) -> None:
-        self._map = mmap.mmap(-1, max(size, 1))
+        # Private: of shared memory most systems make no huge pages.
+        self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))

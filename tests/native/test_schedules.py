@@ -15,7 +15,7 @@ from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.native.executor import NativeExecutor
 from octavo.executors.native.program import Native, Pool
 from tests.executors.driver import Driver
-from tests.native.test_serves import ASKED, EvenThenOdd, Mode, native
+from tests.native.test_serves import ASKED, EvenThenOdd, Kv, Mode, native
 from tests.native.test_serves import path as path
 from tests.speculation.replica import Replica, asked
 
@@ -46,9 +46,9 @@ def pooled(loaded: NativeExecutor, blocks: int, drafter: Drafter | None = None) 
     return NativeExecutor(model, facts, EvenThenOdd(), Drafting(drafter, facts.vocab_size))
 
 
-@pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_answers_are_those_of_each_alone(path: Path, mode: Mode) -> None:
-    loaded = native(path, mode)
+@pytest.mark.parametrize(("mode", "kv"), [("exact", "auto"), ("fast", "auto"), ("fast", "int8")])
+def test_answers_are_those_of_each_alone(path: Path, mode: Mode, kv: Kv) -> None:
+    loaded = native(path, mode, kv)
     alone: dict[str, list[int]] = {}
     for name, sampling in ASKED.items():
         driver = Driver(pooled(loaded, 64))

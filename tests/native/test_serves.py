@@ -20,6 +20,7 @@ from tests.executors.test_loading import write_gguf
 from tests.executors.tiny import VOCAB, save_tiny
 
 Mode = Literal["exact", "fast"]
+Kv = Literal["auto", "int8"]
 PROMPT = [(i * 37 + 5) % VOCAB for i in range(41)]
 NEW = 12
 ASKED = {
@@ -49,7 +50,7 @@ class EvenThenOdd:
         self._taken += len(tokens)
 
     def mask(self) -> Mask:
-        return np.arange(VOCAB) % 2 == self._taken % 2
+        return np.asarray(np.arange(VOCAB) % 2 == self._taken % 2)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +62,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "m.gguf"
 
 
-def config(path: Path, mode: Mode) -> Config:
-    return Config(
-        model=ModelConfig(path=str(path)), kv=KvConfig(tokens=4096), executor=ExecutorConfig(mode=mode, threads=2)
-    )
+def config(path: Path, mode: Mode, kv: Kv = "auto") -> Config:
+    executor = ExecutorConfig(mode=mode, kv=kv, threads=2)
+    return Config(model=ModelConfig(path=str(path)), kv=KvConfig(tokens=4096), executor=executor)
 
 
-def native(path: Path, mode: Mode) -> NativeExecutor:
-    loaded = NativeExecutor.load(config(path, mode))
+def native(path: Path, mode: Mode, kv: Kv = "auto") -> NativeExecutor:
+    loaded = NativeExecutor.load(config(path, mode, kv))
     return NativeExecutor(loaded.model, loaded.facts, EvenThenOdd())
 
 

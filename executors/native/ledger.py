@@ -1,0 +1,23 @@
+"""What a native model holds, in bytes, by what it is for: for people who plan memory. The KV pool is `Facts`'s own.
+
+A workspace is reserved for the largest step so far and taken from the system where it is written, so these are its
+bounds; logits that are drawn from come on top while a step lasts: four bytes for each token of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from octavo.executors.native.program import Weights, up
+
+
+def weights_bytes(weights: Weights) -> int:
+    return weights.arena.size + sum(a.nbytes for a in (*weights.vectors.values(), *weights.angles))
+
+
+def workspace_bytes(weights: Weights, tokens: int) -> int:
+    """Rows between operations, and the widest of them as products want it: in fp32, or in int8 with four numbers for
+    each 32. Both where a model has products of both kinds."""
+    spec = weights.spec
+    qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    between = sum(map(up, (spec.hidden, qkv, spec.heads * spec.head_dim, spec.inner)))
+    widest = max(qkv, spec.inner, *(matrix.cols for matrix in weights.matrices.values()))
+    return int(tokens * (4 * between + 5.5 * widest))

@@ -1,0 +1,64 @@
+"""What the executor says that it holds is what the system counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig
+from octavo.core.models.errors import ModelError
+from octavo.executors.native.executor import NativeExecutor
+from tests.executors.tiny import save_tiny
+
+FILLED = """
+import numpy as np
+from octavo.core.config.schema import Config, KvConfig
+from octavo.core.memory import process_memory
+from octavo.executors.native.executor import NativeExecutor
+from octavo.executors.native.library import int32s
+from octavo.executors.native.program import Inputs
+from octavo.core.models.locate import locate
+from octavo.executors.loading.files import open_checkpoint
+
+open_checkpoint(locate("default"))  # what reading a file leaves behind is no part of the ledger
+before = process_memory().anonymous
+executor = NativeExecutor.load(Config(kv=KvConfig(tokens=16384)))
+facts = executor.facts
+ids, none = int32s(range(512)), int32s([])
+table = int32s(range(facts.total_blocks))
+places = ids, int32s([0] * 512), table, int32s([0, len(table)])
+executor.model.step(Inputs(ids, *places, int32s([511]), int32s([-1]), none, none))
+copies = int32s([i % 32 for i in range(32, facts.total_blocks)]), int32s(range(32, facts.total_blocks))
+executor.model.step(Inputs(int32s([1]), int32s([0]), int32s([0]), int32s([0]), int32s([0, 1]), none, none, *copies))
+held = facts.weights_bytes + facts.workspace_bytes + facts.total_blocks * facts.block_bytes
+print(held, process_memory().anonymous - before)
+"""
+
+
+def test_the_ledger_is_what_the_system_counts() -> None:
+    """Of the default model, with every block of the pool and every row of the workspace written."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", FILLED], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    held, counted = map(int, done.stdout.split())
+    assert held == pytest.approx(counted, rel=0.05)
+
+
+def test_how_kv_is_kept_is_a_choice_but_not_in_exact_mode(tmp_path: object) -> None:
+    save_tiny(tmp_path)  # type: ignore[arg-type]
+
+    def load(**executor: object) -> NativeExecutor:
+        settings = ExecutorConfig(threads=1, **executor)  # type: ignore[arg-type]
+        return NativeExecutor.load(
+            Config(model=ModelConfig(path=str(tmp_path)), kv=KvConfig(tokens=64), executor=settings)
+        )
+
+    plain, small = load(), load(kv="int8")
+    assert small.facts.block_bytes < plain.facts.block_bytes < load(kv="fp32").facts.block_bytes
+    assert small.facts.cache_seed != plain.facts.cache_seed
+    assert "KV int8" in small.facts.executor
+    with pytest.raises(ModelError, match=r'executor.kv = "int8" is not exact'):
+        load(mode="exact", kv="int8")
