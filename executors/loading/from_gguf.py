@@ -34,7 +34,7 @@ _NAMES = Names(
     parts={
         "qkv": (("attn_q", "attn_k", "attn_v"), ("attn_qkv",)),
         "o": (("attn_output",),),
-        "gate_up": (("ffn_gate", "ffn_up"), ("ffn_up",)),
+        "gate_up": (("ffn_gate", "ffn_up"),),
         "down": (("ffn_down",),),
     },
     norms={
@@ -79,6 +79,8 @@ def _names(spec: Spec) -> Names:
         turned = {"attn_q": spec.heads, "attn_k": spec.kv_heads}
         order = {f".{name}": partial(split_halves, heads=heads) for name, heads in turned.items()}
         names = replace(names, order=order)
+    if spec.architecture == "phi3":
+        names = replace(names, parts=dict(names.parts) | {"gate_up": (("ffn_up",),)})
     if not spec.gated:
         parts = {name: ways for name, ways in names.parts.items() if name != "gate_up"}
         names = replace(names, parts=parts | {"up": (("ffn_up",),)})

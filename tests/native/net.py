@@ -9,6 +9,7 @@ import numpy as np
 
 from octavo.executors.loading.checkpoint import Checkpoint
 from octavo.executors.native.library import Floats, Isa, Kind, int32s, load
+from octavo.executors.native.matrix import Wanted
 from octavo.executors.native.program import Inputs, Native, Pool, Weights
 
 
@@ -30,8 +31,9 @@ def make(
     block_size: int = 16,
     threads: int = 2,
     isa: Isa | None = None,
+    wanted: Wanted = "file",
 ) -> Native:
-    weights = Weights(library(), checkpoint, exact=exact)
+    weights = Weights(library(), checkpoint, exact=exact, wanted=wanted)
     return Native(weights, Pool(blocks, block_size, Kind.F32 if exact else Kind.BF16), threads, isa)
 
 
