@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.policies.contract import Floats, Ints, Observed, PolicyOptions, Running, Step
 
-_FIRST_HOPE = 0.8
+_FIRST_HOPE = 0.6
 _WEIGHT = 2
 """How many guesses of its own outweigh what is hoped for a sequence."""
 _LEARNT = 1 / 16
@@ -27,14 +27,14 @@ class Adaptive:
     1 + slope * t, in units of what it takes anyhow; the slope is fitted to the steps seen. The gains a^k of all
     sequences' k-th guesses, best first, are taken while tokens per time grow.
 
-    A sequence whose guesses do not pay gets none, but for one now and then (`probe_steps`): that is after 13 wrong ones
-    in a row where a token costs 5 % of a step, and after 26 wherever. The more sequences run, the nearer to certain a
+    A sequence whose guesses do not pay gets none, but for one now and then (`probe_steps`): that is after 7 wrong ones
+    in a row where a token costs 10 % of a step, and after 24 wherever. The more sequences run, the nearer to certain a
     guess must be; with 128 of them not even one that is right four times in five is made, nor tried now and then.
     """
 
     class Options(PolicyOptions, frozen=True):
         most: Annotated[int, msgspec.Meta(ge=0, le=64)] = 8
-        token_cost: Annotated[float, msgspec.Meta(ge=0)] = 0.05
+        token_cost: Annotated[float, msgspec.Meta(ge=0)] = 0.1
         """Time of a further token as a part of a step's, until steps were measured."""
         probe_steps: Annotated[int, msgspec.Meta(ge=1)] = 64
         """A sequence without guesses tries one every so many steps."""

@@ -6,7 +6,7 @@ Messages are delivered in order, results last, so that as many steps as may be a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo.core.config.schema import PolicyConfig
@@ -48,7 +48,8 @@ def asked(
 
 class Replica:
     """`policy` (with `options`) says how many tokens are drafted. After `crash_at` results the executor dies once, with
-    everything that it and the KV-manager hold."""
+    everything that it and the KV-manager hold. Time is made up (a step takes as long as its tokens say), or `clock`'s.
+    """
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Replica:
         budget: int = 64,
         crash_at: int = -1,
         caching: bool = True,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         self.executor = executor
         self._facts = executor.facts
@@ -81,6 +83,7 @@ class Replica:
         self.logprobs: dict[tuple[int, int], list[TokenLogprob | None]] = {}
         self.finish: dict[tuple[int, int], str] = {}
         self._crash_at = crash_at
+        self._clock = clock
         self._mail: deque[tuple[Role, Body]] = deque()
         self._late: deque[StepResult] = deque()
         executor.forget()
@@ -130,6 +133,8 @@ class Replica:
         self._mail.append((Role.SCHEDULER, result))
 
     def _deliver(self, role: Role, message: Body) -> None:
+        if self._clock is not None:
+            self.now_ns = self._clock()
         if role is Role.TOKENIZER:
             self._told(message)
             return

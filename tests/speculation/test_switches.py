@@ -1,4 +1,5 @@
-"""H48 of the list of cases: another engine crashed only with one mix of options. Here all mixes give the same answers."""
+"""H48 of the list of cases: another engine crashed only with one mix of options. Here all mixes give the same
+answers."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def answers(tiny: Maker, *, cache: bool, chunks: bool, drafter: str | None, slot
     replica = Replica(tiny(drafter), caching=cache, slots=slots, budget=8 if chunks else 512, **more)
     rounds = []
     for again in (0, len(prompts)):
-        said = replica.run([asked(again + i, prompt, tokens=24) for i, prompt in enumerate(prompts)])
+        said = replica.run([asked(again + i, prompt, tokens=16) for i, prompt in enumerate(prompts)])
         rounds.append({(handle - again, choice): ids for (handle, choice), ids in said.items()})
     if drafter:
         assert replica.accepted > 0
