@@ -21,6 +21,9 @@ from octavo.core.station import Arrival, Station
 from octavo.core.trace.catalogue import TraceOpened
 from octavo.core.trace.emit import Emitter
 
+STATS_MS = 50
+"""How old the numbers of a heartbeat may be."""
+
 BURST = 64
 """Messages handled before control is looked at again."""
 
@@ -42,6 +45,8 @@ class Shell:
         self._poller = self._watch()
         self._handled = 0
         self._stats: dict[str, int] = {}
+        self._stats_ns = 0
+        """When they were last read."""
 
     # ── what a subclass says ─────────────────────────────────────────────────────────────────────
 
@@ -67,7 +72,7 @@ class Shell:
         """The time `wakeup_ns` has come."""
 
     def stats(self) -> dict[str, int]:
-        """Small numbers for heartbeats; cheap, since it is called whenever the loop has nothing to do."""
+        """Small numbers for heartbeats; read some times a second, and once after the last message."""
         return {}
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
@@ -126,11 +131,19 @@ class Shell:
         for full in self.station.full:
             self.link.send(full)
         self.station.full.clear()
-        self._stats = self.stats()
         self.link.progress = Progress(counter=self._handled, stats=self._stats)
+        now_ns = time.monotonic_ns()
         timeout_ms = None
         if self.wakeup_ns is not None:
-            timeout_ms = max(0, -(-(self.wakeup_ns - time.monotonic_ns()) // 1_000_000))
+            timeout_ms = max(0, -(-(self.wakeup_ns - now_ns) // 1_000_000))
+        due = now_ns - self._stats_ns > STATS_MS * 1_000_000
+        if not due:  # between the messages of a step nobody has time for numbers
+            short_ms = STATS_MS if timeout_ms is None else min(timeout_ms, STATS_MS)
+            if self._poller.poll(short_ms) or short_ms == timeout_ms:
+                return
+            timeout_ms = None if timeout_ms is None else timeout_ms - short_ms
+        self._stats, self._stats_ns = self.stats(), now_ns
+        self.link.progress = Progress(counter=self._handled, stats=self._stats)
         self._poller.poll(timeout_ms)
 
     def _watch(self) -> zmq.Poller:
