@@ -43,7 +43,8 @@ def describe(fitted: CostFile) -> str:
     cost = fitted.cost
     terms = ", ".join(f"{term} {getattr(cost, term) * 1e6:.4g} µs" for term in TERMS)
     hops = ", ".join(
-        f"{hop} {getattr(cost, hop) * 1e6:.0f} µs" for hop in ("to_kv", "to_executor", "to_scheduler", "to_client")
+        f"{hop} {getattr(cost, hop) * 1e6:.0f} µs"
+        for hop in ("to_kv", "to_executor", "between", "to_scheduler", "to_client")
     )
     return (
         f"{fitted.steps} steps of {fitted.source}: {terms}; {hops}\n"

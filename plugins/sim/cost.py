@@ -34,6 +34,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """From the result before (or an idle scheduler) to the bound plan: scheduler → KV-manager."""
     to_executor: NotNegative = 2.5e-4
     """From the bound plan to a free executor's start."""
+    between: NotNegative = 0.0
+    """From a step's end to the start of the next one, if that is bound already: results are sent, plans are read."""
     to_scheduler: NotNegative = 3.0e-4
     """From the executor's end to the scheduler's taking the result."""
     to_client: NotNegative = 4.0e-4

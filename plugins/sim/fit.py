@@ -1,4 +1,4 @@
-"""Fits a cost model to a run: least squares over what `step.executed` says of each step, and medians of the hops.
+"""Fits a cost model to a run: least squares over what `step.executed` says of each step, and means of the hops.
 
 Errors are relative (a step of 10 ms and one of 1 s weigh the same), coefficients are never negative: one that would be
 is left out, and the others are fitted again.
@@ -6,7 +6,7 @@ is left out, and the others are fitted again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 TERMS = ("step", "prefill_token", "decode", "attention", "kv_token")
 """Coefficients of the model, by column of the work."""
+_WAY = ("request.received", "request.queued", "request.first_token", "request.taken")
 LEAST_STEPS = 20
 REWEIGHTINGS = 8
 
@@ -27,10 +28,11 @@ class FitError(ValueError):
 
 
 class Hops(NamedTuple):
-    """Medians, in seconds."""
+    """In seconds. Means, since means are to be foretold; the longest hundredth counts as the shortest of it."""
 
     to_kv: float
     to_executor: float
+    between: float
     to_scheduler: float
     to_client: float
 
@@ -43,7 +45,7 @@ def fit(events: Iterable[Mapping[str, Any]], source: str) -> CostFile:
         name = event["event"]
         if name.startswith("step."):
             steps.setdefault(event["step"], {})[name] = event
-        elif name in ("request.received", "request.queued"):
+        elif name in _WAY and not event.get("choice"):
             requests.setdefault(event["request_id"], {})[name] = event
     executed = [step["step.executed"] for step in steps.values() if "step.executed" in step]
     executed = [event for event in executed if event["rows"] and event["execute_ns"] > 0]
@@ -98,9 +100,11 @@ def _least_squares(work: Floats, seconds: Floats, unit: Floats) -> Floats:
 
 
 def _hops(steps: list[dict[str, Mapping[str, Any]]], requests: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Hops:
-    """A plan's way is its `ts_ns` to the KV-manager's; a bind's is seen where the executor was free."""
-    defaults = CostModel()
+    """A plan's way is its `ts_ns` to the KV-manager's; a bind's is seen where the executor was free, what lies between
+    two steps where the second was there in time."""
     to_kv, to_executor, to_scheduler = [], [], []
+    waited: list[tuple[int, int]] = []
+    """Of steps bound before the executor was free: how long before, and how long after it they began."""
     free_ns = 0
     for step in sorted((s for s in steps if "step.executed" in s), key=lambda s: int(s["step.executed"]["started_ns"])):
         executed = step["step.executed"]
@@ -110,21 +114,34 @@ def _hops(steps: list[dict[str, Mapping[str, Any]]], requests: Mapping[str, Mapp
                 to_kv.append(bound["ts_ns"] - planned["ts_ns"])
             if bound["ts_ns"] >= free_ns:
                 to_executor.append(executed["started_ns"] - bound["ts_ns"])
+            else:
+                waited.append((free_ns - bound["ts_ns"], executed["started_ns"] - free_ns))
         if (completed := step.get("step.completed")) is not None:
             to_scheduler.append(completed["ts_ns"] - end)
         free_ns = end
-    to_client = [
-        pair["request.queued"]["ts_ns"] - pair["request.received"]["received_ns"]
-        for pair in requests.values()
-        if len(pair) == 2
-    ]
+    defaults = CostModel()
+    way = _mean(to_executor, defaults.to_executor)
     return Hops(
-        _median(to_kv, defaults.to_kv),
-        _median(to_executor, defaults.to_executor),
-        _median(to_scheduler, defaults.to_scheduler),
-        _median(to_client, defaults.to_client),
+        _mean(to_kv, defaults.to_kv),
+        way,
+        _mean([after for before, after in waited if before / 1e9 >= way], defaults.between),
+        _mean(to_scheduler, defaults.to_scheduler),
+        _mean(list(filter(None, map(_to_client, requests.values()))), defaults.to_client),
     )
 
 
-def _median(values_ns: list[int], otherwise: float) -> float:
-    return max(0.0, float(np.median(values_ns))) / 1e9 if values_ns else otherwise
+def _to_client(events: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Half of what a client's own time to the first token has beyond the scheduler's; if no client told its time, the
+    way from the tokenizer to the scheduler."""
+    taken, first = events.get("request.taken"), events.get("request.first_token")
+    if taken is not None and first is not None and taken["ttft_ns"] is not None:
+        return float(taken["ttft_ns"] - first["since_queued_ns"]) / 2
+    queued, received = events.get("request.queued"), events.get("request.received")
+    return None if queued is None or received is None else float(queued["ts_ns"] - received["received_ns"])
+
+
+def _mean(values_ns: Sequence[float], otherwise: float) -> float:
+    if not values_ns:
+        return otherwise
+    values = np.asarray(values_ns, dtype=np.float64)
+    return max(0.0, float(np.minimum(values, np.percentile(values, 99)).mean())) / 1e9

@@ -12,13 +12,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from octavo.core.config.schema import Config
 from octavo.core.kv.build import build as build_kv
 from octavo.core.machine import Core
 from octavo.core.messages import (
     Body,
+    Cancel,
     Deltas,
     Enqueue,
     Facts,
@@ -28,11 +29,12 @@ from octavo.core.messages import (
     StepBind,
     StepPlan,
     StepResult,
+    Stop,
     Tick,
     namespace_name,
 )
 from octavo.core.scheduler.build import build as build_scheduler
-from octavo.core.trace.catalogue import Event, RequestReceived, RequestTokenized, StepExecuted
+from octavo.core.trace.catalogue import Event, RequestCancelled, RequestReceived, RequestTokenized, StepExecuted
 from octavo.core.work import step_work
 from octavo.plugins.sim.cost import CostModel
 
@@ -48,6 +50,13 @@ class Runs(Protocol):
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult: ...
 
 
+class Heard(NamedTuple):
+    """What an answer means to clients, as their tokenizer would say it: events, and what goes back at once."""
+
+    events: list[Event]
+    says: list[Stop]
+
+
 class Clients(Protocol):
     """Those who ask. Times are virtual ns."""
 
@@ -55,12 +64,12 @@ class Clients(Protocol):
         """When the next request is sent; None if nobody will ask before an answer comes."""
         ...
 
-    def ask(self, now_ns: int) -> Enqueue:
-        """The request that is due."""
+    def ask(self, now_ns: int) -> Enqueue | Cancel | None:
+        """The request that is due, or that nobody wants one any more; None if that is settled already."""
         ...
 
-    def hear(self, now_ns: int, answer: Deltas | Refused) -> Iterable[Event]:
-        """What came back; what that means to them, as their tokenizer would say it."""
+    def hear(self, now_ns: int, answer: Deltas | Refused) -> Heard:
+        """What came back."""
         ...
 
 
@@ -101,7 +110,13 @@ class Machine:
             due = self._clients.due()
             if due is not None and (not self._events or due <= self._events[0][0]):
                 self.now_ns = max(self.now_ns, due)
-                self._ask(self._clients.ask(self.now_ns))
+                asked = self._clients.ask(self.now_ns)
+                if isinstance(asked, Enqueue):
+                    self._announce(asked)
+                elif isinstance(asked, Cancel):
+                    self._tell(T, (RequestCancelled(request_id=asked.request_id, why="cancelled by its client"),))
+                if asked is not None:
+                    self._post(self.now_ns + self._hops[T, S], S, asked)
             elif self._events:
                 self.now_ns, _, role, messages = heapq.heappop(self._events)
                 self._deliver(role, messages)
@@ -120,7 +135,10 @@ class Machine:
         elif role is T:
             (answer,) = messages
             assert isinstance(answer, Deltas | Refused)
-            self._tell(T, self._clients.hear(self.now_ns, answer))
+            heard = self._clients.hear(self.now_ns, answer)
+            self._tell(T, heard.events)
+            for stop in heard.says:
+                self._post(self.now_ns + self._hops[T, S], S, stop)
         else:
             (message,) = messages
             if isinstance(message, Tick):
@@ -129,7 +147,7 @@ class Machine:
                 self._wakeups[role] = None
             self._apply(role, message)
 
-    def _ask(self, asked: Enqueue) -> None:
+    def _announce(self, asked: Enqueue) -> None:
         received = RequestReceived(
             request_id=asked.request_id, trace_id="", attempt=0, tenant=asked.tenant, received_ns=self.now_ns
         )
@@ -141,7 +159,6 @@ class Machine:
             namespace=namespace_name(asked.namespace),
         )
         self._tell(T, (received, tokenized))
-        self._post(self.now_ns + self._hops[T, S], S, asked)
 
     def _apply(self, role: Role, message: Body) -> None:
         outputs = self._cores[role].apply(self.now_ns, message)
@@ -160,7 +177,7 @@ class Machine:
         work = step_work(plan, bind)
         result = self._executor.execute(plan, bind)
         finished = started + _ns(self._cost.duration_s(work))
-        self._executor_free_ns = finished
+        self._executor_free_ns = finished + _ns(self._cost.between)
         executed = StepExecuted(
             step=plan.step,
             rows=len(result.slot),

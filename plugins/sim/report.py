@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.table import Table
 
@@ -19,6 +19,7 @@ _ROWS: list[tuple[str, Callable[[Summary], str]]] = [
     ("prompt tokens computed/s", lambda s: f"{s.prompt_per_s:.0f}"),
     ("output tokens/s", lambda s: f"{s.output_per_s:.0f}"),
     ("goodput, requests/s", lambda s: f"{s.goodput_per_s:.2f} ({s.kept:.0%})"),
+    ("deadlines kept", lambda s: "–" if s.in_time is None else f"{s.in_time:.0%}"),
     ("fairness (Jain)", lambda s: f"{s.jain:.3f}"),
     ("largest service gap", lambda s: str(s.gap)),
     ("prefix hit rate", lambda s: f"{s.hit_rate:.1%}"),
@@ -34,22 +35,30 @@ _SPREADS: list[tuple[str, Callable[[Summary], Spread | None]]] = [
     ("E2E", lambda s: s.e2e),
 ]
 
+_PERCENTILES = ("p50", "p90", "p99")
+
+
+def rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, list[str]]]:
+    """Each number by name, with a cell a variant."""
+    for name, pick in _SPREADS:
+        for percentile in _PERCENTILES:
+            yield f"{name} {percentile}", [seconds(pick(summary), percentile) for summary in summaries]
+    for name, show in _ROWS:
+        yield name, [show(summary) for summary in summaries]
+
 
 def table(title: str, summaries: Sequence[Summary]) -> Table:
     made = Table(title=title, title_justify="left")
     made.add_column("")
     for summary in summaries:
         made.add_column(summary.variant, justify="right")
-    for name, pick in _SPREADS:
-        for percentile in ("p50", "p90", "p99"):
-            made.add_row(f"{name} {percentile}", *(_seconds(pick(summary), percentile) for summary in summaries))
-        made.add_section()
-    for name, show in _ROWS:
-        made.add_row(name, *(show(summary) for summary in summaries))
+    for number, (name, cells) in enumerate(rows(summaries), 1):
+        spread_ends = number <= len(_SPREADS) * len(_PERCENTILES) and number % len(_PERCENTILES) == 0
+        made.add_row(name, *cells, end_section=spread_ends)
     return made
 
 
-def _seconds(spread: Spread | None, percentile: str) -> str:
+def seconds(spread: Spread | None, percentile: str) -> str:
     if spread is None:
         return "–"
     value: float = getattr(spread, percentile)

@@ -1,4 +1,7 @@
-"""Runs one variant: a configuration against a workload, to its summary. The same inputs give the same summary."""
+"""Runs one variant: a configuration against a workload, to its summary and its requests' times.
+
+The same inputs give the same result.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from octavo.plugins.sim.cost import CostModel
 from octavo.plugins.sim.lean import LeanExecutor
 from octavo.plugins.sim.machine import Machine, Runs
 from octavo.plugins.sim.metrics import Slo
-from octavo.plugins.sim.summary import Listener, Summary
+from octavo.plugins.sim.summary import Listener, Summary, Times
 from octavo.plugins.sim.workload import Workload
 from octavo.plugins.sim.write import TraceWriter
 
@@ -23,6 +26,11 @@ from octavo.plugins.sim.write import TraceWriter
 class Variant(NamedTuple):
     name: str
     config: Config
+
+
+class Simulated(NamedTuple):
+    summary: Summary
+    times: Times
 
 
 def simulate(
@@ -34,7 +42,7 @@ def simulate(
     verify: bool = False,
     out: Path | None = None,
     progress: Callable[[int], None] = lambda finished: None,
-) -> Summary:
+) -> Simulated:
     """`verify` runs the ghost, which checks every read of the KV; `out` gets the events as a daemon would write them.
     `progress` hears how many requests are finished."""
     config = variant.config
@@ -53,4 +61,4 @@ def simulate(
 
             Machine(config, ghost.facts, cost, executor, load, both).run(lambda: progress(load.finished))
     progress(load.finished)
-    return listener.summary(variant.name, load.finished, slo)
+    return Simulated(listener.summary(variant.name, load.finished, slo), listener.times())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +30,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     variant: str
     requests: int
+    """Choices: a request with n > 1 counts n times, here and in all that follows."""
     finished: int
     unserved: dict[str, int]
     """Not served to their end, by code."""
@@ -50,6 +52,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Requests a second that kept the objectives."""
     kept: float
     """Share of requests that kept them."""
+    in_time: float | None
+    """Share of the requests with a deadline that were answered by then; None if there were none."""
     jain: float
     """Over the speeds of tenants: output tokens a second of their requests, from asked to answered."""
     gap: int
@@ -68,12 +72,21 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """TTFT of each tenant, if there are several."""
 
 
+class Times(NamedTuple):
+    """A value per request, in seconds, in the order in which they were sent; NaN where there is none."""
+
+    ttft: Floats
+    tpot: Floats
+    e2e: Floats
+
+
 class Listener:
     """Counts what a summary needs from the events of a machine."""
 
     def __init__(self, measured: Measured) -> None:
         self._measured = measured
-        self._waiting: set[str] = set()
+        self._waiting: set[tuple[str, int]] = set()
+        """Choices."""
         self._counts: Counter[str] = Counter()
         self._tripped: list[str] = []
 
@@ -89,16 +102,18 @@ class Listener:
             case RequestChunk():
                 measured.serve_prompt(event.request_id, event.tokens)
             case RequestQueued():
-                self._wait(event.request_id)
+                for choice in range(event.n):
+                    self._wait(event.request_id, choice)
             case RequestAdmitted():
-                self._leave(event.request_id)
+                self._leave(event.request_id, event.choice)
             case RequestPreempted():
                 counts["preemptions"] += 1
-                self._wait(event.request_id)
+                self._wait(event.request_id, event.choice)
             case RequestFinished():
-                self._leave(event.request_id)
-                counts["cached"] += event.cached
-                counts["prompts"] += event.prompt_tokens
+                self._leave(event.request_id, event.choice)
+                if event.choice == 0:  # others share the first one's prompt whatever is cached
+                    counts["cached"] += event.cached
+                    counts["prompts"] += event.prompt_tokens
             case PolicyRejected():
                 counts["rejected"] += 1
             case PolicyTripped():
@@ -106,27 +121,35 @@ class Listener:
             case _:
                 pass
 
-    def _wait(self, request_id: str) -> None:
-        self._waiting.add(request_id)
+    def _wait(self, request_id: str, choice: int) -> None:
+        self._waiting.add((request_id, choice))
         self._measured.service.waits(self._measured.tenant_of(request_id))
 
-    def _leave(self, request_id: str) -> None:
-        if request_id in self._waiting:
-            self._waiting.remove(request_id)
+    def _leave(self, request_id: str, choice: int) -> None:
+        if (request_id, choice) in self._waiting:
+            self._waiting.remove((request_id, choice))
             self._measured.service.leaves(self._measured.tenant_of(request_id))
+
+    def times(self) -> Times:
+        """Of the requests that were served to their end."""
+        measured = self._measured
+        arrival, first, last = (measured.column(name) for name in ("arrival", "first", "last"))
+        end, tokens = measured.column("end"), measured.tokens[: measured.rows]
+        first, last = np.where(np.isnan(end), np.nan, first), np.where(np.isnan(end), np.nan, last)
+        return Times(first - arrival, tpot(first, last, tokens), end - arrival)
 
     def summary(self, variant: str, finished: int, slo: Slo) -> Summary:
         measured, counts = self._measured, self._counts
-        arrival, first, last = (measured.column(name) for name in ("arrival", "first", "last"))
-        end, tokens = measured.column("end"), measured.tokens[: measured.requests]
-        first, last = np.where(np.isnan(end), np.nan, first), np.where(np.isnan(end), np.nan, last)
-        ttft, per_token, e2e = first - arrival, tpot(first, last, tokens), end - arrival
+        ttft, per_token, e2e = self.times()
+        arrival, end, tokens = measured.column("arrival"), measured.column("end"), measured.tokens[: measured.rows]
         seconds = float(np.nanmax(end) - arrival[0]) if finished else 0.0
         over = seconds or 1.0
         kept = int(slo.kept(ttft, per_token, e2e).sum())
+        within = measured.column("within")
+        asked = ~np.isnan(within)
         return Summary(
             variant=variant,
-            requests=measured.requests,
+            requests=measured.rows,
             finished=finished,
             unserved=measured.unserved,
             seconds=seconds,
@@ -140,8 +163,9 @@ class Listener:
             output_per_s=int(tokens.sum()) / over,
             prompt_per_s=counts["prompt"] / over,
             goodput_per_s=kept / over,
-            kept=kept / measured.requests if measured.requests else 1.0,
-            jain=jain(speeds(measured.tenant[: measured.requests], tokens, e2e)),
+            kept=kept / measured.rows if measured.rows else 1.0,
+            in_time=float((e2e[asked] <= within[asked]).mean()) if asked.any() else None,
+            jain=jain(speeds(measured.tenant[: measured.rows], tokens, e2e)),
             gap=measured.service.gap,
             hit_rate=counts["cached"] / counts["prompts"] if counts["prompts"] else 0.0,
             preemptions=counts["preemptions"],
@@ -155,6 +179,6 @@ class Listener:
 def _by_tenant(measured: Measured, values: Floats) -> dict[str, Spread]:
     if len(measured.tenants) < 2:
         return {}
-    numbers = measured.tenant[: measured.requests]
+    numbers = measured.tenant[: measured.rows]
     spreads = {name: spread(values[numbers == number]) for name, number in sorted(measured.tenants.items())}
     return {name: one for name, one in spreads.items() if one is not None}

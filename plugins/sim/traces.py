@@ -4,7 +4,9 @@ Own format, one JSON object a line, times in seconds:
 
     {"arrival_s": 0.2, "input_length": 300, "output_length": 40,            lengths alone: no prompt shares anything
      "hash_ids": [7, 9, 12], "block": 128}                                 or ids of the prompt's blocks of 128 tokens
-    {"arrival_s": 0.9, "ids": [1, 2, 3], "output_length": 40, "tenant": "a", "priority": 1, "deadline_s": 2.0}
+    {"arrival_s": 0.9, "ids": [1, 2, 3], "output_length": 40, "tenant": "a", "priority": 1, "deadline_s": 2.0,
+     "n": 2, "max_tokens": 200,                     asked for two choices of 200 tokens, stopped after 40 by its client
+     "cancel_s": 3.0}                                                      and given up 3 s after it was asked, if ever
 
 Mooncake (one object a line): {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]},
 the timestamp in milliseconds, hash_ids of blocks of 512 tokens.
@@ -19,7 +21,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from octavo.core.messages import Enqueue, Role, col
+from octavo.core.messages import Cancel, Col, Enqueue, Role, col
 from octavo.core.trace.read import lines
 from octavo.core.trace.record import Applied, frames, record_path
 from octavo.plugins.sim.workload import Segment, Session, Turn
@@ -46,6 +48,9 @@ class _Own(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int = 0
     deadline_s: float | None = None
     request_id: str = ""
+    n: Length = 1
+    max_tokens: Length | None = None
+    cancel_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class _Mooncake(msgspec.Struct, kw_only=True):
@@ -97,13 +102,18 @@ def _mooncake(line: bytes, number: int) -> Session:
 
 def _own(line: bytes, number: int) -> Session:
     one = msgspec.json.decode(line, type=_Own)
+    new: Col | tuple[Segment, ...]
     if one.ids:
-        turn = Turn(col(one.ids), one.output_length, name=one.request_id)
+        new = col(one.ids)
+    elif one.input_length is None:
+        raise TraceError("needs ids, or input_length (with hash_ids if prompts share anything)")
     else:
-        if one.input_length is None:
-            raise TraceError("needs ids, or input_length (with hash_ids if prompts share anything)")
         new = _blocks(one.hash_ids or [], one.block, one.input_length, number)
-        turn = Turn(new, one.output_length, name=one.request_id)
+    limit = one.max_tokens or one.output_length
+    if limit < one.output_length:
+        raise TraceError(f"output_length {one.output_length} is more than max_tokens {limit}")
+    others = (one.output_length,) * (one.n - 1)
+    turn = Turn(new, one.output_length, name=one.request_id, others=others, limit=limit, cancel_s=one.cancel_s)
     return Session(one.arrival_s, (turn,), one.tenant, one.priority, one.deadline_s)
 
 
@@ -116,23 +126,39 @@ def _blocks(hash_ids: list[int], block: int, length: int, number: int) -> tuple[
 
 
 def _recorded(run: Path) -> list[Session]:
-    """From what `trace.record` wrote: the requests as they were, with their token ids. How long the answers were comes
-    from the trace."""
-    output = {
-        event["request_id"]: max(1, int(event["output_tokens"]))
-        for event in lines(run)
-        if event["event"] == "request.finished" and event["choice"] == 0
-    }
-    sessions = []
+    """From what `trace.record` wrote: the requests as they were, with their token ids, and when they were cancelled.
+    How long the answers were comes from the trace."""
+    ended: dict[str, dict[int, Any]] = {}
+    for event in lines(run):
+        if event["event"] == "request.finished":
+            ended.setdefault(event["request_id"], {})[event["choice"]] = event
+    asked: dict[str, Enqueue] = {}
+    cancelled: dict[str, int] = {}
     for frame in frames(record_path(run, Role.SCHEDULER)):
-        if not isinstance(frame, Applied) or not isinstance(asked := frame.body(), Enqueue) or asked.attempt:
-            continue
-        if asked.request_id in output:
-            turn = Turn(np.array(asked.ids), output[asked.request_id], name=asked.request_id)
-            now = asked.received_ns
-            deadline = None if asked.deadline_ns is None else (asked.deadline_ns - now) / 1e9
-            sessions.append(Session(now / 1e9, (turn,), asked.tenant, asked.priority, deadline))
-    return sessions
+        if isinstance(frame, Applied):
+            body = frame.body()
+            if isinstance(body, Enqueue) and not body.attempt and body.request_id in ended:
+                asked[body.request_id] = body
+            elif isinstance(body, Cancel):
+                cancelled.setdefault(body.request_id, frame.now_ns)
+    return [_again(one, ended[name], cancelled.get(name)) for name, one in asked.items()]
+
+
+def _again(asked: Enqueue, ended: dict[int, Any], cancelled_ns: int | None) -> Session:
+    now = asked.received_ns
+    outputs = [max(1, int(ended[choice]["output_tokens"])) for choice in sorted(ended)]
+    if cancelled_ns is not None:  # it would have gone on
+        outputs = [output if asked.max_tokens is None else asked.max_tokens for output in outputs]
+    turn = Turn(
+        np.array(asked.ids),
+        outputs[0],
+        name=asked.request_id,
+        others=tuple(outputs[1:]),
+        limit=asked.max_tokens,
+        cancel_s=None if cancelled_ns is None else (cancelled_ns - now) / 1e9,
+    )
+    deadline = None if asked.deadline_ns is None else (asked.deadline_ns - now) / 1e9
+    return Session(now / 1e9, (turn,), asked.tenant, asked.priority, deadline)
 
 
 def _traced(run: Path) -> list[Session]:

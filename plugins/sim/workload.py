@@ -39,16 +39,32 @@ class Turn(NamedTuple):
 
     new: tuple[Segment, ...] | Col
     output: int
-    """Tokens of the answer: the request's max_tokens."""
+    """Tokens of the answer."""
     think_s: float = 0.0
     """From the end of the turn before to this one."""
     name: str = ""
     """Its request id; "" makes one from the session."""
+    others: tuple[int, ...] = ()
+    """Tokens of the answers of further choices (n > 1)."""
+    limit: int | None = 0
+    """The max_tokens that it asks for, None for none; an answer that is shorter is stopped by its client, as by a stop
+    string. 0 is the longest answer."""
+    cancel_s: float | None = None
+    """So long after it was asked nobody wants it any more."""
 
     def new_ids(self) -> Col:
         if isinstance(self.new, np.ndarray):
             return self.new
         return np.concatenate([segment.ids() for segment in self.new]) if self.new else np.zeros(0, dtype=np.int32)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Tokens of the answer of each choice."""
+        return self.output, *self.others
+
+    @property
+    def max_tokens(self) -> int | None:
+        return max(self.outputs) if self.limit == 0 else self.limit
 
     @property
     def new_tokens(self) -> int:
@@ -128,14 +144,15 @@ def shared(rate: float, seed: int) -> Workload:
 
 
 def mix(rate: float, seed: int) -> Workload:
-    """Long and short: Poisson; four of five are short (prompt median 48, answer median 32), the others long (prompt
-    median 1024, answer median 192); lognormal, σ 0.4, prompts at most 4096, answers at most 512."""
+    """Long and short: Poisson; four of five are short (prompt median 48, answer median 32), urgent (priority 1) and due
+    in 30 s, the others long (prompt median 1024, answer median 192) and due in 300 s; lognormal, σ 0.4, prompts at most
+    4096, answers at most 512."""
     draw = _Draw(seed, rate)
     while True:
         long = draw.rng.random() < 0.2
         prompt, answer = (1024, 192) if long else (48, 32)
         turn = Turn((draw.text(draw.length(prompt, 0.4, 4096)),), draw.length(answer, 0.4, 512))
-        yield Session(draw.poisson(), (turn,))
+        yield Session(draw.poisson(), (turn,), priority=0 if long else 1, deadline_s=300.0 if long else 30.0)
 
 
 def bursts(rate: float, seed: int) -> Workload:

@@ -17,8 +17,8 @@ class Fair:
     least is admitted next. Who comes back from having nothing to do starts level with those who have, so that nobody
     saves up service.
 
-    Prompts being computed count before they are done: their rest is added from the view. With `takeover`, a tenant with
-    nothing running takes a slot from the one furthest ahead of those that have several."""
+    Prompts being computed count before they are done: their rest is added from the view. With `takeover`, the tenant
+    whose turn it is takes a slot from those with more for their weight."""
 
     class Options(PolicyOptions, frozen=True):
         output_cost: Annotated[float, msgspec.Meta(ge=0)] = 2.0
@@ -80,9 +80,9 @@ class Fair:
         return np.lexsort((slots[waiting.tenant], counter[waiting.tenant] + place)).astype(np.int32)
 
     def _takeover(self, counter: Floats, slots: Ints, taker: int, running: Running) -> Ints:
-        """The latest one of the tenant furthest ahead that keeps a slot all the same."""
-        if slots[taker]:
-            return np.zeros(0, dtype=np.int32)
+        """The latest ones of the tenants furthest ahead, of those that keep as many slots for their weight as the taker
+        then has."""
+        keeps = (slots - 1) / self._weight >= (slots[taker] + 1) / self._weight[taker]
         giving = np.lexsort((-running.arrival_ns, -counter[running.tenant])).astype(np.int32)
-        several: Ints = giving[slots[running.tenant[giving]] > 1]
-        return several[:1]
+        gives: Ints = giving[keeps[running.tenant[giving]]]
+        return gives

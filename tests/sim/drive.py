@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
-import numpy as np
 
 from octavo.core.client.client import Client
 from octavo.core.client.llm import parameters
 from octavo.core.messages import Ids
-from octavo.plugins.sim.metrics import Floats, tpot
 from octavo.plugins.sim.workload import Session
 
 PATIENCE_S = 240.0
 
+Row: TypeAlias = tuple[float, float, float, int]
+"""Of a request: when it was sent, when its first and its last token came (monotonic, s), and how many came."""
 
-async def _drive(run_dir: Path, sessions: list[Session], vocab: int) -> list[tuple[float, float, float, int]]:
-    """A row per request: sent, first token, last token, tokens."""
-    rows: list[tuple[float, float, float, int]] = []
+
+async def _drive(run_dir: Path, sessions: list[Session], vocab: int) -> list[Row]:
+    rows: list[Row] = []
 
     async def one(client: Client, session: Session, began: float) -> None:
         await anyio.sleep(max(0.0, began + session.start_s - time.monotonic()))
@@ -37,13 +38,12 @@ async def _drive(run_dir: Path, sessions: list[Session], vocab: int) -> list[tup
         async with Client.connect(run_dir) as client:
             await client.wait_ready()
             async with anyio.create_task_group() as tasks:
+                began = time.monotonic()
                 for session in sessions:
-                    tasks.start_soon(one, client, session, time.monotonic())
+                    tasks.start_soon(one, client, session, began)
     return rows
 
 
-def drive(run_dir: Path, sessions: list[Session], vocab: int) -> tuple[Floats, Floats]:
-    """TTFT and TPOT of every request. Sessions of one turn."""
-    rows = np.array(anyio.run(_drive, run_dir, sessions, vocab))
-    sent, first, last, tokens = rows.T
-    return first - sent, tpot(first, last, tokens.astype(np.int64))
+def drive(run_dir: Path, sessions: list[Session], vocab: int) -> list[Row]:
+    """A row per request, in the order in which they ended. Sessions of one turn."""
+    return anyio.run(_drive, run_dir, sessions, vocab)

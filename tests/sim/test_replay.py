@@ -10,8 +10,10 @@ import pytest
 
 from octavo.core.client.client import Client
 from octavo.core.client.llm import parameters
-from octavo.core.messages import Role, Text
-from octavo.core.rundir import read_config
+from octavo.core.control import SetPolicy
+from octavo.core.messages import Role, StepPlan, StepResult, SwapPolicy, Text
+from octavo.core.rundir import RunInfo, read_config
+from octavo.core.supervisor.status import tell
 from octavo.core.trace.record import Applied, Frame, Lost, frames, record_path
 from octavo.plugins.sim.replay import replay
 from octavo.plugins.sim.replay_command import DIFFERS, command, settings
@@ -20,36 +22,47 @@ from tests.processes.daemon import daemon, eventually
 
 ROLES = (Role.SCHEDULER, Role.KV)
 REQUESTS = 16
+SWAPS = {"batching": "shortest", "chunking": "fair-share", "eviction": "slru"}
 
 
-async def traffic(run_dir: Path) -> None:
-    """More than fits at a time, with prompts that share a head, of two lengths."""
+async def traffic(run_dir: Path, swap: RunInfo | None = None) -> None:
+    """More than fits at a time, with prompts that share a head, of two lengths. With `swap`, policies are changed when
+    the first token has come."""
+    first = anyio.Event()
+
+    async def change(run: RunInfo) -> None:
+        await first.wait()
+        for group, policy in SWAPS.items():
+            told = SetPolicy(group=group, name=policy, options={})
+            assert await anyio.to_thread.run_sync(tell, run, told) is not None
 
     async def one(client: Client, number: int) -> None:
         prompt = Text("shared head " + "x" * (120 if number % 3 == 0 else 10) + str(number))
         params = parameters(max_tokens=20 + number, seed=number, n=1 + number % 2)
         async with await client.generate(prompt, params) as stream:
             async for _ in stream:
-                pass
+                first.set()
 
     with anyio.fail_after(60):
         async with Client.connect(run_dir) as client:
             await client.wait_ready()
             async with anyio.create_task_group() as tasks:
+                if swap is not None:
+                    tasks.start_soon(change, swap)
                 for number in range(REQUESTS):
                     tasks.start_soon(one, client, number)
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that lost its KV-manager on the way, and ended."""
+    """The folder of a run that lost its KV-manager on the way, was given other policies under load, and ended."""
     folder = tmp_path_factory.mktemp("recorded")
     with daemon("trace.record=true", "scheduler.max_sequences=6", "kv.tokens=1024") as service:
         service.wait_ready()
         anyio.run(traffic, service.run_dir)
         pid = service.kill("kv")
         service.wait_replaced("kv", pid)
-        anyio.run(traffic, service.run_dir)
+        anyio.run(traffic, service.run_dir, service.info())
         eventually("all ended", lambda: len(service.events("request.delivered")) >= 2 * (REQUESTS + REQUESTS // 2))
         service.process.terminate()
         service.wait_end()
@@ -66,6 +79,10 @@ def test_fresh_cores_give_every_recorded_answer(recorded: Path, role: Role) -> N
     assert result.same, result
     assert result.plans > 100
     assert result.cores == (2 if role is Role.KV else 1)
+    bodies = [frame.body() for frame in frames(record_path(recorded, role)) if isinstance(frame, Applied)]
+    at = [i for i, body in enumerate(bodies) if isinstance(body, SwapPolicy)]
+    assert len(at) == (1 if role is Role.KV else 2)
+    assert any(isinstance(body, StepPlan if role is Role.KV else StepResult) for body in bodies[at[-1] :])
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -113,6 +130,7 @@ def test_a_run_is_a_workload(recorded: Path, tmp_path: Path) -> None:
     """With its recording the prompts are the real ones; from the trace alone at least their lengths."""
     sessions = load(recorded)
     assert len(sessions) == 2 * REQUESTS
+    assert sorted(len(session.turns[0].outputs) for session in sessions) == [1] * REQUESTS + [2] * REQUESTS
     assert sessions[0].start_s == 0.0
     heads = {tuple(session.turns[0].new_ids()[:12].tolist()) for session in sessions}
     assert len(heads) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,14 @@ from octavo.plugins.sim.variants import variants
 from octavo.plugins.sim.workload import BUILT_IN, Segment, Session, Turn, Workload, limited
 
 SMALL = ["kv.tokens=8192", "scheduler.max_sequences=16"]
-FAST = CostModel(step=2e-3, prefill_token=5e-5, decode=1e-4, attention=1e-8, kv_token=1e-8)
+FAST = CostModel(between=3e-4, step=2e-3, prefill_token=5e-5, decode=1e-4, attention=1e-8, kv_token=1e-8)
 
 
 def run(
     workload: Workload, *sets: str, cost: CostModel = FAST, verify: bool = False, out: Path | None = None
 ) -> Summary:
     (variant,) = variants(None, {}, [*SMALL, *sets], [])
-    return simulate(variant, workload, cost, Slo(ttft=0.5), verify=verify, out=out)
+    return simulate(variant, workload, cost, Slo(ttft=0.5), verify=verify, out=out).summary
 
 
 def single(prompt: int, output: int, start: float = 0.0) -> Session:
@@ -93,6 +94,37 @@ def test_what_can_never_be_served_is_counted_and_stops_nobody() -> None:
     assert found.kept == 0.5
 
 
+def test_choices_share_their_prompt_and_stops_and_cancels_end_them(tmp_path: Path) -> None:
+    def asked(start: float, output: int, **more: Any) -> Session:
+        return Session(start, (Turn((Segment(round(start * 1e4), 40),), output, **more),))
+
+    talk = Turn((Segment(1, 40),), 6, others=(3, 9))
+    found = run(
+        iter(
+            [
+                Session(0.0, (talk, Turn((Segment(2, 4),), 5, think_s=0.1))),  # goes on when all three have ended
+                asked(0.001, 6, limit=50),
+                asked(0.002, 7, limit=None),
+                asked(0.003, 60, cancel_s=0.05),
+                asked(0.004, 60, others=(60,), cancel_s=0.0),  # given up before it began
+                asked(0.005, 6, cancel_s=60.0),
+            ]
+        ),
+        out=tmp_path,
+    )
+    assert (found.requests, found.finished, found.unserved) == (10, 7, {"cancelled": 3})
+    delivered = [event for event in lines(tmp_path) if event["event"] == "request.delivered"]
+    tokens = sorted((event["request_id"], event["choice"], event["output_tokens"]) for event in delivered)
+    first = [("s0.0", 0, 6), ("s0.0", 1, 3), ("s0.0", 2, 9), ("s0.1", 0, 5)]
+    assert tokens == [*first, ("s1.0", 0, 6), ("s2.0", 0, 7), ("s5.0", 0, 6)]
+    forked = [event for event in lines(tmp_path) if event["event"] == "request.admitted" and event["how"] == "fork"]
+    assert len(forked) == 2
+    finished = {(e["request_id"], e["choice"]): e for e in lines(tmp_path) if e["event"] == "request.finished"}
+    assert finished["s1.0", 0]["detail"] == "stop string"
+    assert finished["s3.0", 0]["finish"] == "cancelled"
+    assert 0 < finished["s3.0", 0]["output_tokens"] < 60
+
+
 def test_turns_follow_answers_and_find_what_was_said() -> None:
     talk = Session(0.0, (Turn((Segment(1, 200),), 40), Turn((Segment(2, 10),), 5, think_s=1.0)))
     found = run(iter([talk]))
@@ -104,7 +136,7 @@ def test_turns_follow_answers_and_find_what_was_said() -> None:
 def test_a_simulated_trace_reads_like_a_real_one_and_gives_the_cost_model_back(tmp_path: Path) -> None:
     run(limited(workloads.mix(30.0, 0), 40), out=tmp_path)
     fitted = fit(lines(tmp_path), "sim")
-    for term in (*TERMS, "to_kv", "to_executor", "to_scheduler", "to_client"):
+    for term in (*TERMS, "to_kv", "to_executor", "between", "to_scheduler", "to_client"):
         assert getattr(fitted.cost, term) == pytest.approx(getattr(FAST, term), rel=0.02, abs=1e-9), term
     assert fitted.mean_error < 1e-3
     assert main(["trace", "show", "s0.0", "--run", str(tmp_path)]) == 0
@@ -144,14 +176,38 @@ def test_segments_are_their_seed_and_prefixes_of_each_other() -> None:
 # ── the command ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_variants_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+class Frames(HTMLParser):
+    """What a page has in its frames, and what it would load from elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.pages: list[str] = []
+        self.loaded: list[str] = []
+        self.lines = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.loaded += [f"{tag} {values[name]}" for name in ("src", "href") if name in values]
+        self.lines += tag == "polyline"
+        if tag == "iframe":
+            self.pages.append(values["srcdoc"] or "")
+
+
+def test_variants_stand_side_by_side(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = "sim --workload shared --rate 5 --requests 8 --set kv.tokens=8192"
     against = "--against shortest --against kv.prefix_cache=false --json --slo ttft=0.5"
-    assert main([*words.split(), *against.split()]) == 0
+    picture = tmp_path / "out.html"
+    assert main([*words.split(), *against.split(), "--html", str(picture)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [one["variant"] for one in report["variants"]] == ["fcfs", "shortest", "prefix_cache=false"]
     cached, _, uncached = report["variants"]
     assert uncached["hit_rate"] == 0 < cached["hit_rate"]
+    shown = Frames(picture.read_text(encoding="utf-8"))
+    assert len(shown.pages) == 3
+    assert all(f'"s{number}.0"' in page for page in shown.pages for number in range(8))
+    assert shown.loaded == []
+    assert shown.lines == 3 * 3
     assert main(words.split()) == 0
     assert "TTFT p99" in capsys.readouterr().out
 
@@ -185,13 +241,16 @@ def test_own_and_mooncake_lines_are_requests(tmp_path: Path) -> None:
         '{"arrival_s": 1.0, "input_length": 300, "output_length": 7, "hash_ids": [4], "block": 128, "tenant": "a",'
         ' "priority": 2, "deadline_s": 3.0}\n'
         '{"arrival_s": 4.0, "ids": [1, 2, 3], "output_length": 2, "request_id": "mine"}\n'
+        '{"arrival_s": 5.0, "ids": [1], "output_length": 2, "n": 3, "max_tokens": 9, "cancel_s": 1.5}\n'
     )
-    own, mooncake, ids = load(file)
+    own, mooncake, ids, several = load(file)
     assert (own.start_s, mooncake.start_s, ids.start_s) == (0.0, 1.0, 3.0)
     assert (own.tenant, own.priority, own.deadline_s) == ("a", 2, 3.0)
     assert [len(one.turns[0].new_ids()) for one in (own, mooncake, ids)] == [300, 700, 3]
     assert (own.turns[0].new_ids()[:128] == mooncake.turns[0].new_ids()[:128]).all()
     assert ids.turns[0].name == "mine"
+    (turn,) = several.turns
+    assert (turn.outputs, turn.max_tokens, turn.cancel_s) == ((2, 2, 2), 9, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +260,7 @@ def test_own_and_mooncake_lines_are_requests(tmp_path: Path) -> None:
         ('{"arrival_s": 1.0, "output_length": 7}', "line 2: needs ids, or input_length"),
         ('{"arrival_s": 1.0, "output_length": 0, "ids": [1]}', r"line 2.*>= 1.*output_length"),
         ('{"arrival_s": 1.0, "output_length": 1, "ids": [1], "tennant": "a"}', "tennant"),
+        ('{"arrival_s": 1.0, "output_length": 5, "ids": [1], "max_tokens": 4}', "5 is more than max_tokens 4"),
     ],
 )
 def test_a_wrong_line_is_named(line: str, why: str, tmp_path: Path) -> None:
