@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from octavo.core.client.client import Client
+from octavo.core.memory import process_memory
 from octavo.core.messages import Ids, Params
 from octavo.core.trace.catalogue import KvLeak, MemoryMeasured, StepBound
 from octavo.core.trace.read import Line
@@ -83,6 +84,36 @@ def test_a_leak_is_told_with_its_dump() -> None:
     told = audit([Line(1, 0, "kv", 1, leak)])
     assert "3 free, 1 cached and 5 in use of 9: block 4" in told
     assert "was all of them" in audit([])
+
+
+def test_memory_is_flat_once_it_is_warm() -> None:
+    """What hundreds of requests leave behind in any process is bounded: it is not more after three times as many."""
+
+    async def some(count: int, first: int) -> None:
+        async with Client.connect(running.run_dir) as client:
+            await client.wait_ready(60)
+            limit = anyio.CapacityLimiter(16)
+
+            async def ask(i: int) -> None:
+                ids = [i % 256, i // 256, *range(40)]
+                async with limit, await client.generate(Ids(ids), Params(max_tokens=4)) as stream:
+                    async for _ in stream:
+                        pass
+
+            async with anyio.create_task_group() as tasks:
+                for i in range(first, first + count):
+                    tasks.start_soon(ask, i)
+
+    def resident() -> dict[str, int]:
+        return {role: memory.anonymous for role, pid in running.pids().items() if (memory := process_memory(pid))}
+
+    with daemon("kv.tokens=1024", "trace.enabled=false") as running:
+        running.wait_ready()
+        anyio.run(some, 150, 0)
+        before = resident()
+        anyio.run(some, 450, 150)
+        grown = {role: (now - before[role]) / MIB for role, now in resident().items()}
+    assert all(growth < 3 for growth in grown.values()), grown
 
 
 def test_a_daemons_memory_is_shown_at_all_four_moments(capsys: pytest.CaptureFixture[str]) -> None:
