@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,14 @@ from octavo.core.models.locate import locate
 from octavo.core.tokenizer.vocabulary import load_vocabulary
 
 MAX_REPEAT = 4096
+MOST_PARTS = 200
 WHITE_SPACE = r"[ \n\t]{0,20}"
+
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Their values are schemas by name."""
+
+_VALUES = frozenset({"enum", "const", "default", "examples", "required", "dependentRequired", "x-guidance"})
+"""Their values are none."""
 
 _INNER_SCHEMA = re.compile(r"%json\s*\{(\s*\})?")
 
@@ -94,7 +102,7 @@ def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case "schema":
             _check_schema(text)
-            return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
+            return _schema_source(text)
         case "regex":
             _check_regex(text, "")
             return LLMatcher.grammar_from_regex(text)
@@ -147,18 +155,60 @@ def _told(grammar: Grammar, error: str) -> str:
     first = next((line for line in lines if line.startswith("error: ")), lines[0])[:300]
     if grammar.kind != "schema":
         return f"the {grammar.kind} is not served: {first}"
-    keys = re.findall(r'"([^"]+)"', error) if "nimplemented" in error else []
-    named = re.search(r"Invalid type: (\S+)", error)
-    for pointer, key, value in _walk(json.loads(grammar.text), ""):
-        if key in keys or (named and key == "type" and value == named[1]):
-            return f"the schema is not served at {pointer}: {first}"
-    return f"the schema is not served: {first}"
+    return f"the schema is not served at {_place(json.loads(grammar.text))}: {first}"
+
+
+def _place(schema: Any) -> str:
+    """The pointer of what is not served: of the innermost part that is not, and in it of the keyword without which it
+    would be, or which is not served even alone. Beyond `MOST_PARTS` parts only the outermost are looked at."""
+    if not isinstance(schema, dict):
+        return "/"
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    parts = list(islice(_parts(schema, ""), MOST_PARTS))
+    for pointer, part in reversed(parts):
+        whole = {**shared, **part}
+        if not _is_served(whole):
+            without = (key for key in part if _is_served({name: whole[name] for name in whole if name != key}))
+            alone = (key for key in part if not _is_served({**shared, key: part[key]}))
+            key = next(chain(without, alone), None)
+            return pointer or "/" if key is None else f"{pointer}/{_escaped(key)}"
+    return "/"
+
+
+def _is_served(schema: dict[str, Any]) -> bool:
+    return not LLMatcher.validate_grammar(_schema_source(json.dumps(schema)))
+
+
+def _schema_source(text: str) -> str:
+    return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITE_SPACE})
+
+
+def _parts(schema: dict[str, Any], pointer: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema in it, an outer one before its inner ones."""
+    yield pointer, schema
+    for key, value in schema.items():
+        at = f"{pointer}/{_escaped(key)}"
+        if key in _MAPS and isinstance(value, dict):
+            inner = [(f"{at}/{_escaped(name)}", item) for name, item in value.items()]
+        elif key in _VALUES:
+            inner = []
+        elif isinstance(value, list):
+            inner = [(f"{at}/{i}", item) for i, item in enumerate(value)]
+        else:
+            inner = [(at, value)]
+        for path, item in inner:
+            if isinstance(item, dict):
+                yield from _parts(item, path)
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _walk(value: Any, pointer: str) -> Iterator[tuple[str, str, Any]]:
     """Every key of every object in it, with its JSON pointer."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        path = f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
+        path = f"{pointer}/{_escaped(str(key))}"
         yield path, str(key), item
         yield from _walk(item, path)

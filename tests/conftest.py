@@ -16,6 +16,7 @@ def root() -> Path:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-runs", default="1000", help="runs of the cores' fuzzer")
     parser.addoption("--fuzz-seed", default="0", help="its first seed")
+    parser.addoption("--sanitizers", action="store_true", help="the whole step library under them; writes its results")
     parser.addoption(
         "--sim-real", default="", help="compare the simulator with this executor (native, cpu); writes its results"
     )
@@ -25,8 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kernels-all", action="store_true", help="compile every CUDA kernel, plant every fault; writes their results"
     )
+    parser.addoption("--kernels-on-gpu", action="store_true", help="kernels' tests on a GPU in place of the emulator")
     parser.addoption(
         "--counted-requests", default="", help="requests of the run that metrics and events are compared on"
     )
     parser.addoption("--http-fuzz", default="0", help="minutes of requests to the gateway that nobody would send")
-    parser.addoption("--schemas", default="40", help="JSON schemas that answers are checked against; 1000 takes minutes")
+    parser.addoption(
+        "--schemas", default="20", help="JSON schemas that answers are checked against; 1000 takes minutes"
+    )

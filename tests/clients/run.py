@@ -281,12 +281,24 @@ def main() -> int:
             print(f"{name}: {found} ({time.monotonic() - begun:.0f} s)", flush=True)
             rows.append(f"| {name} | {version(place, client)} | {client.what} | {found} |")
         executor = httpx.get(f"{url}/server_info").json()["executor"]
-    if not given.names:
-        head = "# Clients against a served model\n\nWritten by `tests/clients/run.py`, which says what each one does.\n"
-        about = f"Model {MODEL}, executor {executor} (exact), {time.strftime('%Y-%m-%d', time.gmtime())}.\n"
-        table = "\n".join(["| client | version | what | result |", "|---|---|---|---|", *rows])
-        RESULT.write_text(f"{head}\n{about}\n{table}\n")
+    write(rows, executor)
     return 0 if good else 1
+
+
+def write(rows: list[str], executor: str) -> None:
+    """The table, with these rows in place of former ones."""
+    former = RESULT.read_text().splitlines() if RESULT.exists() else []
+    by_name = {row.split("|")[1].strip(): row for row in [*former, *rows] if row.startswith("| ")}
+    head = "# Clients against a served model\n\nWritten by `tests/clients/run.py`, which says what each one does.\n"
+    about = f"Model {MODEL}, executor {executor} (exact), {time.strftime('%Y-%m-%d', time.gmtime())}.\n"
+    table = "\n".join(
+        [
+            "| client | version | what | result |",
+            "|---|---|---|---|",
+            *(by_name[name] for name in CLIENTS if name in by_name),
+        ]
+    )
+    RESULT.write_text(f"{head}\n{about}\n{table}\n")
 
 
 if __name__ == "__main__":

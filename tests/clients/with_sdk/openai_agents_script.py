@@ -19,7 +19,7 @@ BASE, MODEL = os.environ["OCTAVO_URL"] + "/v1", os.environ["OCTAVO_MODEL"]
 ASKED: list[str] = []
 
 
-@function_tool
+@function_tool(strict_mode=False)  # held to its schema, a small model calls it again and again
 def weather(city: str) -> str:
     """The weather in a city."""
     ASKED.append(city)

@@ -1,0 +1,174 @@
+"""JSON schemas: what is written under one validates, and what is not served names where.
+
+Schemas are our own (each keyword by itself, in the way of JSON Schema's test suite), and drawn ones that nest them.
+Output is sampled at random from what the masks allow, so it goes where no model would. `--schemas N` draws N.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from octavo.core.grammar import GrammarError
+from octavo.core.messages import Grammar
+from octavo.core.tokenizer.ghost import EOS_ID
+from octavo.plugins.llguidance import Llguidance, Loaded
+
+KEYWORDS: list[dict[str, Any]] = [
+    {"type": "object"}, {"type": "array"}, {"type": "string"}, {"type": "integer"}, {"type": "number"},
+    {"type": "boolean"}, {"type": "null"}, {"type": ["string", "null"]}, {"type": ["integer", "boolean", "array"]},
+    {"enum": [1, "two", None, {"three": [3]}]}, {"const": {"a": [1, 'q"uote', "\\"]}}, {"enum": ["👍", "é", "\n"]},
+    {"type": "integer", "minimum": -3, "maximum": 12}, {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    {"type": "integer", "exclusiveMaximum": 100, "minimum": 95}, {"type": "integer", "multipleOf": 7},
+    {"type": "string", "minLength": 2, "maxLength": 4}, {"type": "string", "pattern": "^[a-c]+-[0-9]{2}$"},
+    {"type": "string", "format": "date"}, {"type": "string", "format": "uuid"}, {"type": "string", "format": "ipv4"},
+    {"type": "string", "format": "date-time"}, {"type": "string", "format": "email"},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+    {"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "minItems": 3, "maxItems": 5},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["b"]},
+    {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": False},
+    {"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1, "maxProperties": 2},
+    {"type": "object", "patternProperties": {"^x[0-9]$": {"type": "integer"}}, "additionalProperties": False},
+    {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 2}]},
+    {"oneOf": [{"type": "integer"}, {"type": "string"}]},
+    {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]},
+    {"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"type": "object"}]},
+    {"$defs": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}, "type": "array", "items": {"$ref": "#/$defs/n"}},
+    {
+        "$defs": {"t": {"type": "object", "properties": {"v": {"const": 1}, "next": {"$ref": "#/$defs/t"}}}},
+        "$ref": "#/$defs/t",
+    },
+    {"definitions": {"x y": {"const": "z"}}, "$ref": "#/definitions/x%20y"},
+    {"title": "t", "description": "d", "default": 3, "examples": [1], "type": "integer"}, {},
+]  # fmt: skip
+
+NOT_SERVED: list[tuple[dict[str, Any], str]] = [
+    ({"not": {"type": "integer"}}, "/not"),
+    ({"type": "object", "properties": {"a": {"if": {"const": 1}, "then": {"const": 2}}}}, "/properties/a/if"),
+    ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
+    ({"type": "array", "contains": {"const": 1}}, "/contains"),
+    ({"type": "object", "propertyNames": {"pattern": "a"}}, "/propertyNames"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "/dependentRequired"),
+    ({"type": "object", "dependentSchemas": {"a": {}}}, "/dependentSchemas"),
+    ({"type": "object", "unevaluatedProperties": False}, "/unevaluatedProperties"),
+    ({"type": "array", "unevaluatedItems": False}, "/unevaluatedItems"),
+    ({"properties": {"a/b": {"type": "array", "items": {"type": "objekt"}}}}, "/properties/a~1b/items/type"),
+    ({"type": "string", "pattern": "("}, "/pattern"),
+    ({"type": "string", "format": "color-of-money"}, "/format"),
+    ({"$ref": "#/$defs/nowhere"}, "/$ref"),
+]  # fmt: skip
+
+
+def drawn(rng: random.Random, depth: int = 3) -> dict[str, Any]:
+    """A schema that nests others."""
+    kind = rng.choice(["keyword", "object", "array", "anyOf", "allOf", "ref"] if depth else ["keyword"])
+    if kind == "object":
+        names = rng.sample(["a", "b", "ü", 'q"', "long name", "n/m", "~"], rng.randint(1, 4))
+        schema: dict[str, Any] = {"type": "object", "properties": {name: drawn(rng, depth - 1) for name in names}}
+        schema["required"] = rng.sample(names, rng.randint(0, len(names)))
+        return schema | rng.choice([{}, {"additionalProperties": False}, {"additionalProperties": {"type": "integer"}}])
+    if kind == "array":
+        least = rng.randint(0, 2)
+        bounds = rng.choice([{}, {"minItems": least}, {"minItems": least, "maxItems": least + 2}])
+        return {"type": "array", "items": drawn(rng, depth - 1), **bounds}
+    if kind == "anyOf":
+        return {"anyOf": [drawn(rng, depth - 1) for _ in range(rng.randint(1, 3))]}
+    if kind == "allOf":
+        return {"allOf": [drawn(rng, depth - 1)]}
+    if kind == "ref":
+        return {
+            "properties": {"r": {"$ref": "#/$defs/d"}},
+            "$defs": {"d": {"type": "integer", "maximum": rng.randint(0, 99)}},
+        }
+    while "$ref" in (schema := rng.choice(KEYWORDS)) or "$defs" in schema:
+        pass  # references look at the root, so they stand only there
+    return schema
+
+
+def written(loaded: Loaded, schema: dict[str, Any], rng: random.Random, most: int) -> str | None:
+    """A random answer; None if it did not end within `most` tokens. Once it is long, it is led to its end: closing
+    marks come first."""
+    walk = loaded.start(Grammar("schema", json.dumps(schema)))
+    text = bytearray()
+    spaces = 0
+    while len(text) < most:
+        may = walk.mask().nonzero()[0].tolist()
+        if EOS_ID in may and (len(text) > 20 or rng.random() < 0.3 or may == [EOS_ID]):
+            return text.decode()
+        letters = [token for token in may if token < 256]
+        assert letters, f"a dead end after {bytes(text)!r}"
+        closing = [token for token in letters if token in b'}]"']
+        token = rng.choice(closing if closing and len(text) > 60 else letters)
+        spaces = spaces + 1 if token in b" \n\t" else 0
+        text.append(token)
+        walk.take([token])
+    return None
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    return Llguidance().load("ghost", EOS_ID + 2)
+
+
+def refusal(schema: dict[str, Any]) -> str | None:
+    try:
+        Llguidance().check(Grammar("schema", json.dumps(schema)))
+    except GrammarError as error:
+        return str(error)
+    return None
+
+
+def judged(loaded: Loaded, schema: dict[str, Any], seed: int) -> str:
+    """`valid`, `long` or `refused`; fails if an answer is not valid."""
+    refused = refusal(schema)
+    if refused is not None:
+        assert " at /" in refused, f"{schema} is refused without a place: {refused}"
+        return "refused"
+    text = written(loaded, schema, random.Random(seed), 400)
+    if text is None:
+        return "long"
+    jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
+    return "valid"
+
+
+@pytest.mark.parametrize("schema", KEYWORDS, ids=lambda schema: json.dumps(schema)[:60])
+def test_each_keyword_is_kept_to(loaded: Loaded, schema: dict[str, Any]) -> None:
+    found = [judged(loaded, schema, seed) for seed in range(4)]
+    assert "valid" in found, found
+
+
+@pytest.mark.parametrize(("schema", "pointer"), NOT_SERVED, ids=lambda value: str(value)[:50])
+def test_what_is_not_served_is_named_by_its_pointer(schema: dict[str, Any], pointer: str) -> None:
+    refused = refusal(schema)
+    assert refused is not None
+    assert f" at {pointer}:" in refused
+
+
+def test_drawn_schemas_are_kept_to_or_refused_with_a_place(loaded: Loaded, pytestconfig: pytest.Config) -> None:
+    n = int(pytestconfig.getoption("--schemas"))
+    found = [judged(loaded, drawn(random.Random(seed)), seed) for seed in range(n)]
+    counts = {what: found.count(what) for what in ("valid", "long", "refused")}
+    assert counts["valid"] > n / 3, counts
+    if n >= 300:
+        told = ", ".join(f"{count} {what}" for what, count in counts.items())
+        text = f"{n} drawn schemas beside {len(KEYWORDS)} of single keywords: {told} (not ended within 400 bytes)."
+        path = Path(__file__).parents[1] / "results" / "schemas.md"
+        path.write_text(
+            f"# JSON schemas\n\nWritten by `pytest tests/gateway/test_schemas.py --schemas {n}`.\n\n{text}\n"
+        )
+
+
+def test_white_space_cannot_go_on_for_ever(loaded: Loaded) -> None:
+    walk = loaded.start(Grammar("schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'))
+    walk.take([ord("{")])
+    run = 0
+    while walk.mask()[ord(" ")]:
+        walk.take([ord(" ")])
+        run += 1
+    assert 0 < run <= 20
