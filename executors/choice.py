@@ -15,8 +15,11 @@ from octavo.core.plugins import PluginError, resolve
 from octavo.core.trace.log import log
 from octavo.executors.base import Executor
 
+GROUP = "octavo.executor"
 AUTO = "auto"
-BEST, OTHER = "native", "cpu"
+BEST = "native"
+ORDER = (BEST, "cpu", "transformers")
+"""Who is asked, until one serves the model: the fastest first, then who serves more models."""
 MEMO = "executor"
 """The file of a run that names what was chosen."""
 
@@ -48,20 +51,23 @@ def load_executor(config: Config, run_dir: Path, *, first: bool) -> Chosen:
 
 
 def _best(config: Config) -> Chosen:
-    try:
-        return Chosen(_load(BEST, config), BEST)
-    except (ModelError, OSError) as error:
-        why = error
-    try:
-        executor = _load(OTHER, config)
-    except (ModelError, OSError, PluginError) as error:
-        if str(error) == str(why):  # it is the model, whoever serves it
-            raise
-        raise ModelError(f"{why}; the executor {OTHER!r} does not serve it either: {error}") from error
-    note = f"the executor is {OTHER!r} instead of {BEST!r}, 3 to 15 times slower: {why}"
-    return Chosen(executor, OTHER, note)
+    """The first of `ORDER` that serves the model. Raises `ModelError` with what each says against it."""
+    refusals: dict[str, str] = {}
+    for kind in ORDER:
+        try:
+            executor = _load(kind, config)
+        except (ModelError, OSError, PluginError) as error:
+            refusals[kind] = str(error)
+            continue
+        if not refusals:
+            return Chosen(executor, kind)
+        note = f"the executor is {kind!r} instead of {BEST!r}, which is several times as fast: {refusals[BEST]}"
+        return Chosen(executor, kind, note)
+    if len(set(refusals.values())) == 1:  # it is the model, whoever serves it
+        raise ModelError(refusals[BEST])
+    raise ModelError("; ".join(f"{kind}: {why}" for kind, why in refusals.items()))
 
 
 def _load(kind: str, config: Config) -> Executor:
-    executor: Executor = resolve("octavo.executor", kind).load(config)
+    executor: Executor = resolve(GROUP, kind).load(config)
     return executor

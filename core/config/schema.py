@@ -70,8 +70,8 @@ class PolicyConfig(Section, frozen=True):
 
 class ExecutorConfig(Section, frozen=True):
     kind: str = "auto"
-    """Entry point in `octavo.executor`. `auto`: `ghost` for the ghost model, else `native` if it is to be had here and
-    serves the model, else `cpu`; decided at the first start of a run."""
+    """Entry point in `octavo.executor`. `auto`: `ghost` for the ghost model, else the first of `native`, `cpu` and
+    `transformers` that is to be had here and serves the model; decided at the first start of a run."""
     threads: Annotated[int, Meta(ge=0)] = 0
     """Compute threads; 0 means one per core."""
     grammar: str = "llguidance"
