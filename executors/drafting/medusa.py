@@ -58,7 +58,7 @@ class Medusa(Drafter):
     def took(self, took: Sequence[Took]) -> None:
         for resident, start, hidden in took:
             if len(hidden):
-                self._hidden[resident] = start + len(hidden) - 1, hidden[-1].clone()
+                self._hidden[resident] = start + len(hidden) - 1, hidden[-1].to("cpu", torch.float32, copy=True)
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(wants)

@@ -50,7 +50,7 @@ class Maker:
     ) -> CpuExecutor:
         """`drafter` is an installed one, or a class."""
         torch.set_num_threads(1)
-        llama, blocks = self._loaded.llama, tokens // BLOCK_SIZE
+        llama, blocks = self._loaded.forward, tokens // BLOCK_SIZE
         spec, facts = llama.spec, msgspec.structs.replace(self._loaded.facts, total_blocks=blocks)
         name = drafter if isinstance(drafter, str) else None
         speculation = SpeculationConfig(drafter=name, verification=rule, options=options)  # type: ignore[arg-type]
