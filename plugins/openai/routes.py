@@ -131,7 +131,7 @@ class Api:
                 "max_sequences": self._config.scheduler.max_sequences,
                 "chunk_budget": self._config.scheduler.chunk_budget,
                 "policies": msgspec.to_builtins(self._config.policies),
-                "executor": self._config.executor.kind,
+                "executor": facts.executor or self._config.executor.kind,
             }
         )
 
