@@ -15,10 +15,9 @@ import numpy as np
 
 from octavo.core.messages import Deltas, Enqueue, Refused
 from octavo.core.plugins import resolve
-from octavo.core.trace.catalogue import RequestEvent
 from octavo.plugins.sim.clients import Load
 from octavo.plugins.sim.cost import CostModel
-from octavo.plugins.sim.machine import Machine
+from octavo.plugins.sim.machine import Heard, Machine
 from octavo.plugins.sim.metrics import Slo, Spread
 from octavo.plugins.sim.simulate import simulate
 from octavo.plugins.sim.summary import Summary
@@ -109,11 +108,12 @@ class Listening(Load):
 
     def ask(self, now_ns: int) -> Enqueue:
         asked = super().ask(now_ns)
+        assert isinstance(asked, Enqueue)
         self.names[asked.handle] = asked.request_id
         self.tokens[asked.request_id] = []
         return asked
 
-    def hear(self, now_ns: int, answer: Deltas | Refused) -> list[RequestEvent]:
+    def hear(self, now_ns: int, answer: Deltas | Refused) -> Heard:
         assert isinstance(answer, Deltas)
         at = 0
         for handle, n in zip(answer.handle.tolist(), answer.n.tolist(), strict=True):

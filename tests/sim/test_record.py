@@ -12,19 +12,24 @@ import pytest
 from octavo.core.config.load import ConfigError, load
 from octavo.core.config.schema import TraceConfig
 from octavo.core.machine import Outbound, Outputs
-from octavo.core.messages import Facts, Matched, PeerUp, Role, Tick, encode
+from octavo.core.messages import Cancel, Enqueue, Facts, Matched, PeerUp, Role, Sampling, Tick, col, encode
+from octavo.core.trace.catalogue import RequestFinished
 from octavo.core.trace.emit import Emitter
 from octavo.core.trace.read import lines
 from octavo.core.trace.record import Applied, Lost, Recorder, Started, digest, frames, record_path
+from octavo.plugins.sim.traces import load as load_workload
 
+S = 1_000_000_000
 FACTS = Facts(model_id="m", context=9, vocab_size=9, block_size=1, total_blocks=9, block_bytes=1, cache_seed=b"s")
 NOTHING = Outputs([], [])
 
 
 @contextmanager
-def recording(folder: Path, limit: int = 1000, most: int = 1 << 20) -> Iterator[tuple[Emitter, Recorder]]:
-    with Emitter(folder, Role.KV, TraceConfig(), limit=limit) as emitter:
-        recorder = Recorder(folder, Role.KV, emitter, most)
+def recording(
+    folder: Path, limit: int = 1000, most: int = 1 << 20, role: Role = Role.KV
+) -> Iterator[tuple[Emitter, Recorder]]:
+    with Emitter(folder, role, TraceConfig(), limit=limit) as emitter:
+        recorder = Recorder(folder, role, emitter, most)
         yield emitter, recorder
     recorder.close()
 
@@ -104,6 +109,34 @@ def test_a_recording_ends_at_its_bound_with_an_event_and_what_there_is_can_be_re
     assert told == list(range(len(told)))
     ended = [event["bytes"] for event in lines(tmp_path) if event["event"] == "record.ended"]
     assert ended == 2 * [path.stat().st_size]
+
+
+def test_a_recorded_run_is_a_workload_with_its_choices_stops_and_cancels(tmp_path: Path) -> None:
+    def asked(name: str, at_ns: int, n: int = 1) -> Enqueue:
+        return Enqueue(
+            handle=at_ns, request_id=name, attempt=0, ids=col([1, 2, 3]), n=n, sampling=Sampling(temperature=0.0),
+            max_tokens=50, stop_ids=[], tenant="a", priority=2, deadline_ns=at_ns + 4 * S, namespace=b"",
+            received_ns=at_ns, trace_id="", delivered=[], finished=[],
+        )  # fmt: skip
+
+    def ended(name: str, choice: int, finish: str, tokens: int) -> RequestFinished:
+        return RequestFinished(
+            request_id=name, choice=choice, finish=finish, detail="", prompt_tokens=3, output_tokens=tokens, cached=0,
+            dropped=0, preemptions=0, since_queued_ns=0,
+        )  # fmt: skip
+
+    with recording(tmp_path, role=Role.SCHEDULER) as (emitter, recorder):
+        recorder.applied(S, asked("two", S, n=2), NOTHING)
+        recorder.applied(2 * S, asked("gone", 2 * S), NOTHING)
+        recorder.applied(5 * S, Cancel("gone"), NOTHING)
+        for event in (ended("two", 0, "length", 50), ended("two", 1, "stop", 7), ended("gone", 0, "cancelled", 9)):
+            emitter.emit(event)
+    two, gone = load_workload(tmp_path)
+    assert (two.start_s, two.tenant, two.priority, two.deadline_s) == (0.0, "a", 2, 4.0)
+    (turn,) = two.turns
+    assert (turn.name, turn.outputs, turn.max_tokens, turn.cancel_s) == ("two", (50, 7), 50, None)
+    (turn,) = gone.turns
+    assert (gone.start_s, turn.outputs, turn.cancel_s) == (1.0, (50,), 3.0)
 
 
 def test_recording_needs_the_trace() -> None:
