@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from octavo.core.config.schema import Config
 from octavo.core.models.errors import ModelError
+from octavo.core.models.locate import locate
 from octavo.core.plugins import PluginError, resolve
 from octavo.core.trace.log import log
 from octavo.executors.base import Executor
@@ -53,7 +54,7 @@ def load_executor(config: Config, run_dir: Path, *, first: bool) -> Chosen:
 def _best(config: Config) -> Chosen:
     """The first of `ORDER` that serves the model. Raises `ModelError` with what each says against it."""
     refusals: dict[str, str] = {}
-    for kind in ORDER:
+    for kind in ORDER if locate(config.model.path).kind == "folder" else ORDER[:-1]:  # the library reads folders
         try:
             executor = _load(kind, config)
         except (ModelError, OSError, PluginError) as error:

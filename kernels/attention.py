@@ -52,8 +52,11 @@ def fold(x: Tensor) -> Tensor:
     return x[0]
 
 
-def paged_attention(q: Tensor, pool: Tensor, gathers: list[Gather], order: Tensor, kv_heads: int) -> Tensor:
-    """Attention for q [rows, Hq, d], already scaled, over `pool`; gives [len(order), Hq · d].
+def paged_attention(
+    q: Tensor, pool: Tensor, gathers: list[Gather], order: Tensor, kv_heads: int, *, cap: float = 0.0
+) -> Tensor:
+    """Attention for q [rows, Hq, d], already scaled, over `pool`; gives [len(order), Hq · d]. With a `cap`, scores x
+    become cap · tanh(x / cap).
 
     The tiles' queries, one after another, are the results that `order` picks from."""
     head_dim = q.shape[-1]
@@ -62,11 +65,11 @@ def paged_attention(q: Tensor, pool: Tensor, gathers: list[Gather], order: Tenso
         kv = pool.index_select(0, gather.rows).view(2, -1)
         keys = kv[0].view(kv_heads * gather.batch, gather.key_tiles * KEYS, head_dim)
         values = kv[1].view(gather.key_tiles, kv_heads * gather.batch, KEYS, head_dim)
-        results += [_tile(q, keys, values, tile, gather.batch, kv_heads) for tile in gather.tiles]
+        results += [_tile(q, keys, values, tile, gather.batch, kv_heads, cap) for tile in gather.tiles]
     return torch.cat(results).index_select(0, order) if len(results) > 1 else results[0].index_select(0, order)
 
 
-def _tile(q: Tensor, keys: Tensor, values: Tensor, tile: QueryTile, batch: int, kv_heads: int) -> Tensor:
+def _tile(q: Tensor, keys: Tensor, values: Tensor, tile: QueryTile, batch: int, kv_heads: int, cap: float) -> Tensor:
     """One query tile of each of B sequences: [B · Tq, Hq · d]."""
     n, heads, head_dim = tile.key_tiles, q.shape[1], q.shape[2]
     group = heads // kv_heads
@@ -74,6 +77,8 @@ def _tile(q: Tensor, keys: Tensor, values: Tensor, tile: QueryTile, batch: int, 
     rows = queries.shape[1] * group
     queries = queries.permute(2, 0, 1, 3, 4).reshape(kv_heads * batch, rows, head_dim)
     scores = torch.bmm(queries, keys[:, : n * KEYS].transpose(1, 2))
+    if cap:
+        scores.div_(cap).tanh_().mul_(cap)
     scores.view(kv_heads, batch, -1, group, n * KEYS).add_(tile.bias)
     scores.sub_(scores.amax(-1, keepdim=True)).exp_()
     weights = scores.view(kv_heads * batch, rows, n, KEYS).permute(2, 0, 1, 3).contiguous()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -21,8 +21,9 @@ from octavo.core.config.schema import Config
 from octavo.core.grammar import GrammarError, Grammars
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.locate import locate
+from octavo.executors.cpu.forward import Forward
 from octavo.executors.cpu.layout import PoolShape
-from octavo.executors.cpu.llama import KvPool, Llama, token_bytes
+from octavo.executors.cpu.llama import KvPool, token_bytes
 from octavo.executors.cpu.probe import load_exact
 from octavo.executors.cpu.stacks import Stacks
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
@@ -44,14 +45,14 @@ class CpuExecutor:
 
     def __init__(
         self,
-        llama: Llama,
+        forward: Forward[Any],
         pool: KvPool,
         facts: Facts,
         grammars: Grammars | None = None,
         drafting: Drafting | None = None,
     ) -> None:
         self.facts = facts
-        self.llama = llama
+        self.forward = forward
         self._pool = pool
         self._residents = Residents()
         self._matchers = Matchers(grammars)
@@ -113,7 +114,7 @@ class CpuExecutor:
             Span([*run.resident.tokens[run.start : run.end], *drafts[i].tokens], run.start, run.resident.table)
             for i, run in ((i, runs[i]) for i in sound)
         ]
-        hidden = self.llama.hidden(self.llama.layout(spans, self._pool.shape), self._pool)
+        hidden = self.forward.hidden(self.forward.layout(spans, self._pool.shape), self._pool)
         finite = _finite_rows(hidden)
         sampled: dict[int, range] = {}  # run: the rows of its last token and of its guesses
         prompts: dict[int, list[TokenLogprob]] = {}
@@ -157,7 +158,7 @@ class CpuExecutor:
         return [
             logprob(row, after[at + i], wanted)
             for at in range(0, len(hidden), PROMPT_ROWS)
-            for i, row in enumerate(self.llama.logits(hidden[at : at + PROMPT_ROWS]).numpy())
+            for i, row in enumerate(self.forward.logits(hidden[at : at + PROMPT_ROWS]).numpy())
         ]
 
     def _sample(
@@ -168,7 +169,7 @@ class CpuExecutor:
         hidden: Tensor,
         outcomes: list[Outcome],
     ) -> None:
-        logits = self.llama.logits(hidden[[row for rows in sampled.values() for row in rows]])
+        logits = self.forward.logits(hidden[[row for rows in sampled.values() for row in rows]])
         finite, values = _finite_rows(logits), logits.numpy()
         at = 0
         for i, rows in sampled.items():

@@ -9,20 +9,23 @@ model, never of timing: a restarted executor finds the same.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from octavo.core.models.errors import ModelError
+from octavo.executors.cpu.forward import Forward
 from octavo.executors.cpu.layout import PoolShape, Span, build
 from octavo.executors.cpu.linear import Backend, Linear, RowCounts
 from octavo.executors.cpu.llama import Arithmetic, KvPool, Llama
 from octavo.executors.loading.spec import Model, Spec
 from octavo.kernels.attention import KEYS, paged_attention
 
-_ANCHOR = 32
+ANCHOR = 32
 """Rows of the call that all others must agree with."""
-_ROWS = (1, 2, 4, 8, 12, 16, 24, _ANCHOR, 48, 64, 96, 128, 192, 256)
-_HEAD_ROWS = (1, 2, 4, 8, 16, _ANCHOR, 64)
+ROWS = (1, 2, 4, 8, 12, 16, 24, ANCHOR, 48, 64, 96, 128, 192, 256)
+_HEAD_ROWS = (1, 2, 4, 8, 16, ANCHOR, 64)
 _TILES = (1, 2, 3, 4, 6, 8, 16, 64)
 _ANCHOR_TILE = 16
 
@@ -35,14 +38,14 @@ def load_exact(model: Model) -> Llama:
     """Build the model with the first arithmetic that passes every check."""
     arithmetics = [a for backend in (Backend.PACKED, Backend.PLAIN) if (a := _arithmetic(model, backend))]
     arithmetics.sort(key=lambda a: (a.rows.counts[0] > 4, len(a.rows.counts) == 1))  # stable: packed wins a draw
-    fixed = [Arithmetic(a.backend, RowCounts((_ANCHOR,)), RowCounts((_ANCHOR,)), (_ANCHOR_TILE,)) for a in arithmetics]
+    fixed = [Arithmetic(a.backend, RowCounts((ANCHOR,)), RowCounts((ANCHOR,)), (_ANCHOR_TILE,)) for a in arithmetics]
     for arithmetic in arithmetics + fixed:
         llama = Llama(model, arithmetic)
         if independent(llama):
             return llama
     raise NotExactError(
         f"no way was found to compute this model's numbers independently of the batch, with {torch.get_num_threads()} "
-        f"threads and {torch.__config__.parallel_info().splitlines()[0]}: not even at {_ANCHOR} rows a call; "
+        f"threads and {torch.__config__.parallel_info().splitlines()[0]}: not even at {ANCHOR} rows a call; "
         "try another executor.threads (1 is the safest)"
     )
 
@@ -54,11 +57,11 @@ def _arithmetic(model: Model, backend: Backend) -> Arithmetic | None:
     weights = model.weights
     shapes = {tuple(weights[name].shape): name for name in weights if name.endswith(".weight")}
     head = weights.get("head.weight", weights["embed"])
-    counts, head_counts = set(_ROWS), equal_row_counts(Linear(head, None, backend), head.shape[1], _HEAD_ROWS)
+    counts, head_counts = set(ROWS), equal_row_counts(Linear(head, None, backend), head.shape[1], _HEAD_ROWS)
     for shape, name in shapes.items():
         if name != "head.weight":
             bias = weights.get(name.removesuffix("weight") + "bias")
-            counts &= equal_row_counts(Linear(weights[name], bias, backend), shape[1], _ROWS)
+            counts &= equal_row_counts(Linear(weights[name], bias, backend), shape[1], ROWS)
     tiles = equal_tiles(model.spec)
     if not counts or not head_counts or not tiles:
         return None
@@ -66,11 +69,11 @@ def _arithmetic(model: Model, backend: Backend) -> Arithmetic | None:
 
 
 def equal_row_counts(linear: Linear, inputs: int, candidates: tuple[int, ...]) -> set[int]:
-    """Those of `candidates` whose rows, wherever they stand in the call, equal those of calls of `_ANCHOR` rows."""
-    most = -(-max(candidates) // _ANCHOR) * _ANCHOR
+    """Those of `candidates` whose rows, wherever they stand in the call, equal those of calls of `ANCHOR` rows."""
+    most = -(-max(candidates) // ANCHOR) * ANCHOR
     x = torch.randn(most, inputs, generator=torch.Generator().manual_seed(1))
     shifted = x.roll(1, 0)
-    anchor = RowCounts((_ANCHOR,))
+    anchor = RowCounts((ANCHOR,))
     expected = linear(x, anchor)
     if not torch.equal(linear(shifted, anchor), expected.roll(1, 0)):
         return set()
@@ -116,9 +119,9 @@ def equal_tiles(spec: Spec) -> tuple[int, ...]:
     return tuple(tile for tile in _TILES if agrees(tile))
 
 
-def independent(llama: Llama) -> bool:
+def independent(forward: Forward[Any]) -> bool:
     """Is a sequence's every hidden state and logit the same in one chunk, in pieces, and one by one in company?"""
-    spec = llama.spec
+    spec = forward.spec
     n = min(10, spec.context)
     ids = (torch.arange(n) * 7919 % spec.vocab_size).tolist()
     others = [(token + 1) % spec.vocab_size for token in ids]
@@ -129,8 +132,8 @@ def independent(llama: Llama) -> bool:
         pool = KvPool(shape, spec.layers)
         states = []
         for spans in steps:
-            hidden = llama.hidden(llama.layout(spans, shape), pool)
-            states.append(torch.cat((hidden, llama.logits(hidden)), dim=1)[: len(spans[0].ids)])
+            hidden = forward.hidden(forward.layout(spans, shape), pool)
+            states.append(torch.cat((hidden, forward.logits(hidden)), dim=1)[: len(spans[0].ids)])
         return torch.cat(states)
 
     whole = run([[Span(ids, 0, mine)]])

@@ -38,11 +38,11 @@ def maker(path: str, threads: int) -> Maker:
     def make(block_size: int = 16, tokens: int = 1024) -> CpuExecutor:
         torch.set_num_threads(threads)  # the process's, and what the loaded model was found exact for
         blocks = tokens // block_size
-        spec = loaded.llama.spec
+        spec = loaded.forward.spec
         facts = msgspec.structs.replace(loaded.facts, block_size=block_size, total_blocks=blocks)
         with torch.inference_mode():
             pool = KvPool(PoolShape(blocks, block_size, spec.kv_heads, spec.head_dim), spec.layers)
-        return CpuExecutor(loaded.llama, pool, facts)
+        return CpuExecutor(loaded.forward, pool, facts)
 
     return make
 

@@ -120,7 +120,7 @@ def test_everything_is_served_and_depends_on_no_company(path: Path, mode: Mode) 
 
 def test_exact_mode_says_what_the_cpu_executor_says(path: Path) -> None:
     loaded = CpuExecutor.load(config(path, "exact"))
-    theirs = together(CpuExecutor(loaded.llama, loaded._pool, loaded.facts, EvenThenOdd()), 16)
+    theirs = together(CpuExecutor(loaded.forward, loaded._pool, loaded.facts, EvenThenOdd()), 16)
     ours = together(native(path, "exact"), 16)
     assert {name: s.output for name, s in ours.items()} == {name: s.output for name, s in theirs.items()}
     for name in ("greedy", "explained"):

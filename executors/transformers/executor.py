@@ -1,0 +1,166 @@
+"""Loads a model folder by the transformers library and runs it as the CPU executor runs its own models.
+
+Two checks at load, on this very machine, decide whether it may serve: what a token gets must not depend on its
+company, bit for bit; and it must be what the library's own attention gives, within rounding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from octavo.core.config.schema import Config
+from octavo.core.models.errors import ModelError
+from octavo.core.models.locate import locate
+from octavo.executors.cpu import probe
+from octavo.executors.cpu.executor import CpuExecutor
+from octavo.executors.cpu.layout import PoolShape, Span
+from octavo.executors.cpu.linear import Backend, Linear, RowCounts
+from octavo.executors.cpu.llama import Arithmetic, KvPool, token_bytes
+from octavo.executors.drafting.contract import Host
+from octavo.executors.drafting.drafting import Drafting
+from octavo.executors.facts import check_memory, model_facts
+from octavo.executors.grammars import grammars_of
+from octavo.executors.loading.fingerprint import fingerprint
+from octavo.executors.loading.rope import Rope
+from octavo.executors.loading.spec import Spec
+from octavo.executors.transformers.decoder import Decoder, kv_shape, linears
+
+_MODE = b"transformers fp32"
+_SAMPLE = 12
+"""Tokens on which the two attentions are compared."""
+_TOLERANCE = 1e-3
+"""How far logits may be apart, as a part of the largest."""
+_STRETCHED = ("dynamic", "longrope")
+"""Rotary embeddings whose angles change with the length: only what is below the change can be cached."""
+
+
+class TransformersExecutor(CpuExecutor):
+    """Entry point `transformers` of `octavo.executor`."""
+
+    @classmethod
+    def load(cls, config: Config) -> Self:
+        """Raises `ModelError` for what is no folder, what the library does not know, and what fails a check."""
+        torch.set_num_threads(config.executor.threads or len(os.sched_getaffinity(0)))
+        files = locate(config.model.path)
+        if files.kind != "folder" or files.path is None:
+            raise ModelError(f"the executor 'transformers' reads model folders; {files.model_id} is none")
+        folder = files.path
+        spec, decoder = checked(lambda: _from_library(folder))
+        facts = model_facts(
+            config,
+            files.model_id,
+            spec,
+            token_bytes=token_bytes(spec),
+            seed=fingerprint(_content(folder)) + _MODE,
+            serves=("prompt_logprobs", "restrictions"),
+        )
+        check_memory(facts, facts.block_bytes)
+        grammars = grammars_of(config, files, facts.vocab_size)
+        if grammars is not None:
+            facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
+        shape = PoolShape(facts.total_blocks, facts.block_size, spec.kv_heads, spec.head_dim)
+        return cls(decoder, KvPool(shape, spec.layers), facts, grammars, Drafting.of(Host(config, facts)))
+
+
+def checked(make: Callable[[], PreTrainedModel]) -> tuple[Spec, Decoder]:
+    """The model with the first arithmetic that makes it independent of company; raises `ModelError` if it is not what
+    the library computes. `make` makes it anew: a decoder takes a model's weights over."""
+    model = make()
+    ids = torch.arange(_SAMPLE) * 7919 % int(model.config.get_text_config().vocab_size)
+    with torch.inference_mode():
+        expected = _library_logits(model, ids)
+        spec = _spec(model)
+        candidates = list(_arithmetics(model, spec))
+        for arithmetic in candidates:
+            decoder = Decoder(model, spec, arithmetic)
+            if probe.independent(decoder):
+                break
+            model = make()
+        else:
+            raise probe.NotExactError(
+                f"no way was found to compute this {spec.architecture} model's numbers independently of the batch"
+            )
+        off = float((_own_logits(decoder, ids) - expected).abs().max() / expected.abs().max())
+    if not off <= _TOLERANCE:
+        raise ModelError(
+            f"this {spec.architecture} model attends in a way that is not known here: its logits are {off:.1e} of the "
+            f"largest away from those of the library's own attention, {_TOLERANCE:.0e} are allowed"
+        )
+    return spec, decoder
+
+
+def _from_library(folder: Path) -> PreTrainedModel:
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{folder} cannot be loaded by transformers: {first}") from error
+    model.train(False)
+    return model
+
+
+def _content(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".bin"))
+
+
+def _spec(model: PreTrainedModel) -> Spec:
+    layers, kv_heads, head_dim = kv_shape(model)
+    config: PretrainedConfig = model.config.get_text_config()
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    context = int(getattr(config, "max_position_embeddings", 0))
+    if rope.get("rope_type") in _STRETCHED:
+        context = int(rope.get("original_max_position_embeddings") or context)
+    return Spec(
+        architecture=config.model_type,
+        vocab_size=int(config.vocab_size),
+        hidden=int(config.hidden_size),
+        layers=layers,
+        heads=int(config.num_attention_heads),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        inner=int(getattr(config, "intermediate_size", None) or config.hidden_size),
+        norm_eps=0.0,
+        context=context,
+        rope=Rope(0.0),
+    )
+
+
+def _arithmetics(model: PreTrainedModel, spec: Spec) -> Iterator[Arithmetic]:
+    """From the fastest to the surest: row counts that agree with each other; one count for all; a token at a time."""
+    if not (tiles := probe.equal_tiles(spec)):
+        return
+    shapes = {tuple(weight.shape): (weight, bias) for _, _, weight, bias in linears(model)}
+    backends = [b for b in (Backend.PACKED, Backend.PLAIN) if b is Backend.PLAIN or torch._C._has_mkldnn]
+    for backend in backends:
+        counts = set(probe.ROWS)
+        for weight, bias in shapes.values():
+            counts &= probe.equal_row_counts(Linear(weight, bias, backend), weight.shape[1], probe.ROWS)
+        if counts:
+            rows = RowCounts(tuple(sorted(counts)))
+            yield Arithmetic(backend, rows, rows, tiles)
+    for counts_ in ((probe.ANCHOR,), (1,)):
+        for backend in backends:
+            yield Arithmetic(backend, RowCounts(counts_), RowCounts(counts_), tiles)
+
+
+def _library_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    model.set_attn_implementation("eager")
+    logits: Tensor = model(input_ids=ids[None], use_cache=False).logits[0]
+    return logits
+
+
+def _own_logits(decoder: Decoder, ids: Tensor) -> Tensor:
+    spec = decoder.spec
+    shape = PoolShape(len(ids), 1, spec.kv_heads, spec.head_dim)
+    spans = [Span(ids.tolist(), 0, list(range(len(ids))))]
+    return decoder.logits(decoder.hidden(decoder.layout(spans, shape), KvPool(shape, spec.layers)))
