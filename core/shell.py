@@ -125,7 +125,10 @@ class Shell:
 
     def _busy(self) -> None:
         self._handled += 1
-        self.link.progress = Progress(counter=self._handled, busy_since_ns=time.monotonic_ns(), stats=self._stats)
+        now_ns = time.monotonic_ns()
+        if now_ns - self._stats_ns > STATS_MS * 1_000_000:
+            self._stats, self._stats_ns = self.stats(), now_ns
+        self.link.progress = Progress(counter=self._handled, busy_since_ns=now_ns, stats=self._stats)
 
     def _rest(self) -> None:
         for full in self.station.full:
