@@ -6,13 +6,14 @@ The only module that imports CuPy, and only when a device is made. It allocates 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from octavo.kernels.cuda.cubins import arch_for, cubin
 from octavo.kernels.cuda.library import Argument, Function, Shape
-from octavo.kernels.cuda.sources import Instance
+from octavo.kernels.cuda.sources import HERE, Instance
 
 _SHARED_OPT_IN = 97
 """cudaDevAttrMaxSharedMemoryPerBlockOptin: more than the 48 KiB that every kernel may have."""
@@ -34,7 +35,8 @@ class _Stream:
 class Device:
     """The library of kernels of one GPU."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, folder: Path = HERE) -> None:
+        """`folder` is where the sources are."""
         if not torch.cuda.is_available():
             raise DeviceError(
                 f"torch {torch.__version__} finds no GPU: "
@@ -45,7 +47,7 @@ class Device:
         except ImportError as error:
             major = (torch.version.cuda or "13").partition(".")[0]
             raise DeviceError(f"no CuPy here ({error}): pip install cupy-cuda{major}x") from error
-        self._device = device
+        self._device, self._folder = device, folder
         properties = torch.cuda.get_device_properties(device)
         capability = 10 * properties.major + properties.minor
         self.arch = arch_for(capability)
@@ -54,7 +56,7 @@ class Device:
         self.shared_limit = int(self._cupy.cuda.runtime.deviceGetAttribute(_SHARED_OPT_IN, device.index))
 
     def get_function(self, instance: Instance) -> Function:
-        made = cubin(instance, self.arch)
+        made = cubin(instance, self.arch, sources=self._folder)
         with torch.cuda.device(self._device):
             kernel = self._cupy.RawModule(path=str(made.path)).get_function(made.entry)
             raw = kernel.kernel

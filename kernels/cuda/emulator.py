@@ -49,16 +49,13 @@ class Emulator:
         return other
 
     def prepare(self, instances: list[Instance]) -> None:
-        """Compile kernels of one file together; one by one would do, but takes longer."""
+        """Compile kernels, as many at a time as there are cores; one by one would do, but takes longer."""
         missing = [instance for instance in dict.fromkeys(instances) if instance not in self._loaded]
         if missing:
             _header()  # before many want it at once
-        units = {file: [one.name for one in missing if one.file == file] for file, _ in missing}
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            paths = list(pool.map(lambda unit: _compiled(unit[0], unit[1], self._folder), units.items()))
-        for (file, names), path in zip(units.items(), paths, strict=True):
-            library = ctypes.CDLL(str(path))
-            self._loaded |= {Instance(file, name): library for name in names}
+            paths = pool.map(lambda instance: _compiled(instance, self._folder), missing)
+            self._loaded |= {one: ctypes.CDLL(str(path)) for one, path in zip(missing, paths, strict=True)}
 
     def get_function(self, instance: Instance) -> Function:
         self.prepare([instance])
@@ -81,9 +78,10 @@ def _three(shape: Shape) -> Shape:
     return (*shape, 1, 1)[:3]
 
 
-def _compiled(file: str, names: list[str], folder: Path) -> Path:
+def _compiled(instance: Instance, folder: Path) -> Path:
+    file, name = instance
     texts = closure(file, folder) | closure("emulator.h")
-    source = "".join(f"EMULATOR_KERNEL({name});\n" for name in names)
+    source = f"EMULATOR_KERNEL({name});\n"
     unit = f'#include "{folder / file}"\n{source}'
 
     def make(path: Path) -> None:

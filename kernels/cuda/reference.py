@@ -22,9 +22,10 @@ def attention(
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
     tree: tuple[Tensor, Tensor] | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
     """q [tokens, Hq, d] over plain kv [2, slots, Hkv, d], in fp64. `sinks` and `slopes` [Hq] as in `Heads`, `tree` are
-    the masks and starts of `Step`."""
+    the masks and starts of `Step`; `positions` [tokens] are needed for trees only, whose nodes are not in a row."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // kv.shape[2]
     for query in queries:
@@ -35,7 +36,7 @@ def attention(
         scores = torch.einsum("thd,nhd->htn", q[mine].double(), keys) * scale
         if soft_cap:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        position = n[query.length - query.tokens :].unsqueeze(1)
+        position = (n[query.length - query.tokens :] if positions is None else positions[mine]).unsqueeze(1)
         if slopes is not None:
             scores = scores + slopes.double().view(-1, 1, 1) * (n - position)
         hidden = n > position

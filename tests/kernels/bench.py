@@ -69,13 +69,17 @@ def run(kernels: Kernels, case: Case, rows: int) -> tuple[Tensor, Tensor]:
     pool = layout.pack(kv / scales)
     stored = layout.unpack(pool).float() * scales
 
-    tree = trees(case.lengths, generator) if case.tree else (None, None)
-    step = Step(torch.cat(positions).int(), torch.empty(0), torch.arange(tokens).int(), tables, *tree)
+    place, mask, start = torch.cat(positions), None, None
+    if case.tree:
+        mask, start, place = trees(case.lengths, generator)
+    step = Step(place.int(), torch.empty(0), torch.arange(tokens).int(), tables, mask, start)
     made = plan(queries, spec.group, rows, case.split, case.window)
     if case.on_device:
         staged = kernels.room(len(made.works) + 3, len(made.merges) + 2, made.parts, rows, case.kv_heads, case.head_dim)
         lengths = torch.tensor([query.length for query in queries], dtype=torch.int32)
         firsts = torch.tensor([query.first for query in queries] + [tokens], dtype=torch.int32)
+        staged.works[:] = torch.tensor([0, 0, 0, 1, 0, 16, -1, 0])  # what lies past the count would show
+        staged.merges[:] = torch.tensor([0, 0, 1, 0, 1, 0, 0, 0])
         kernels.plan(staged, lengths, firsts, spec.group, split=case.split, window=case.window)
     else:
         staged = kernels.stage(made, case.kv_heads, case.head_dim)
@@ -94,24 +98,30 @@ def run(kernels: Kernels, case: Case, rows: int) -> tuple[Tensor, Tensor]:
         window=case.window,
         sinks=spec.sinks,
         slopes=spec.slopes,
-        tree=None if tree[0] is None or tree[1] is None else (tree[0], tree[1]),
+        tree=None if mask is None or start is None else (mask, start),
+        positions=place,
     )
     return out, expected
 
 
-def trees(lengths: tuple[tuple[int, int], ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Masks and starts: each sequence's tokens are nodes, parents before children; of the last one only, none."""
+def trees(lengths: tuple[tuple[int, int], ...], generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Masks, starts and positions: each sequence's tokens are nodes, parents before children, and a node's position is
+    its depth further than what the tree hangs on. The last sequence is plain."""
     masks: list[int] = []
     starts: list[int] = []
+    positions: list[int] = []
     for i, (n, length) in enumerate(lengths):
-        plain = i == len(lengths) - 1
+        before, plain = length - n, i == len(lengths) - 1
         mine: list[int] = []
+        depth: list[int] = []
         for node in range(n):
             parent = int(torch.randint(-1, node, (1,), generator=generator)) if node else -1
             mine.append((mine[parent] if parent >= 0 else 0) | 1 << node)
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
         masks += [0] * n if plain else [mask - (mask >> 63 << 64) for mask in mine]
-        starts += [-1 if plain else length - n] * n
-    return torch.tensor(masks), torch.tensor(starts, dtype=torch.int32)
+        starts += [-1 if plain else before] * n
+        positions += [before + (node if plain else depth[node]) for node in range(n)]
+    return torch.tensor(masks), torch.tensor(starts, dtype=torch.int32), torch.tensor(positions)
 
 
 DECODES = {

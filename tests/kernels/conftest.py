@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import pytest
 import torch
 
+from octavo.kernels.cuda.device import Device
 from octavo.kernels.cuda.emulator import Emulator
 from octavo.kernels.cuda.instances import (
     ACTIVATIONS,
@@ -31,6 +33,7 @@ from octavo.kernels.cuda.instances import (
 from octavo.kernels.cuda.launch import Kernels
 from octavo.kernels.cuda.sources import HERE, Instance
 from tests.kernels.bench import BOTH, DECODES, PREFILLS, WIDTHS, Case, wide
+from tests.kernels.ferry import Ferry
 from tests.kernels.latent import LATENT_LIMITS, LATENTS
 
 Maker: TypeAlias = Callable[[int], Kernels]
@@ -82,16 +85,47 @@ def instances() -> list[Instance]:
     return found
 
 
-@pytest.fixture(scope="session")
-def emulator() -> Emulator:
+@cache
+def prepared() -> Emulator:
     made = Emulator()
     made.prepare(instances())
     return made
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile before any test's time runs: with an empty cache that takes minutes."""
+    if session.config.getoption("--kernels-on-gpu"):
+        return
+    if any(
+        {"emulator", "resident_kernels"} & {*item.fixturenames}
+        for item in session.items
+        if isinstance(item, pytest.Function)
+    ):
+        prepared()
+
+
 @pytest.fixture(scope="session")
-def kernels(emulator: Emulator) -> Maker:
+def emulator() -> Emulator:
+    return prepared()
+
+
+@pytest.fixture(scope="session")
+def resident_kernels(request: pytest.FixtureRequest) -> Maker:
+    """For tests whose tensors are where the kernels are: the emulator's, or with `--kernels-on-gpu` a GPU's."""
+    if request.config.getoption("--kernels-on-gpu"):
+        device = torch.device("cuda", 0)
+        gpu = Kernels(Device(device), device, threads=THREADS, sampling_threads=THREADS)
+        return lambda order: gpu
+    emulator: Emulator = request.getfixturevalue("emulator")
     return lambda order: made(emulator.ordered(order, bulk=bulk_in(order)))
+
+
+@pytest.fixture(scope="session")
+def kernels(request: pytest.FixtureRequest, resident_kernels: Maker) -> Maker:
+    """For tests whose tensors are on the CPU."""
+    if request.config.getoption("--kernels-on-gpu"):
+        return lambda order: cast(Kernels, Ferry(resident_kernels(order)))
+    return resident_kernels
 
 
 def made(library: Emulator) -> Kernels:

@@ -58,12 +58,10 @@ def config(folder: Path, block_size: int = 16, tokens: int = 1024, mode: Mode = 
     )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def save_small(folder: Path) -> Path:
     """Four heads of 64 over two KV heads."""
-    made = tmp_path_factory.mktemp("models") / "tiny64"
     save_tiny(
-        made,
+        folder,
         hidden_size=128,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -71,7 +69,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=2,
         attention_bias=True,
     )
-    return made
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small(tmp_path_factory.mktemp("models") / "tiny64")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def exact(folder: Path) -> CpuExecutor:
 
 
 @pytest.fixture
-def make(folder: Path, kernels: Maker) -> Make:
+def make(folder: Path, resident_kernels: Maker) -> Make:
     """In fp16: its 11 bits leave greedy tokens of so small a model alone."""
 
     def made(
@@ -93,7 +96,7 @@ def make(folder: Path, kernels: Maker) -> Make:
         recorder: Recorder | None = None,
     ) -> CudaExecutor:
         settings = config(folder, block_size, tokens, mode, fit)
-        return CudaExecutor.on(kernels(order), settings, torch.float16, memory or Bytes(), recorder)
+        return CudaExecutor.on(resident_kernels(order), settings, torch.float16, memory or Bytes(), recorder)
 
     return made
 

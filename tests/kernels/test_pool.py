@@ -96,7 +96,7 @@ def append(kernels: Maker, spec: Heads, normed: bool, rotated: int, interleaved:
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_blocks_are_copied_as_if_at_once(kernels: Maker, order: int) -> None:
-    layout = PoolLayout(6, 16, 1, 64, torch.bfloat16)
+    layout = PoolLayout(6, 16, 3, 64, torch.bfloat16)
     pools = [torch.randint(0, 255, (6, layout.block_bytes), dtype=torch.uint8) for _ in range(2)]
     before = [pool.clone() for pool in pools]
     kernels(order).copy_blocks(pools, [(0, 5), (3, 4)])
@@ -107,7 +107,7 @@ def test_blocks_are_copied_as_if_at_once(kernels: Maker, order: int) -> None:
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_blocks_go_out_and_come_back_elsewhere(kernels: Maker, order: int) -> None:
-    layout = PoolLayout(6, 16, 1, 64, torch.bfloat16)
+    layout = PoolLayout(6, 16, 3, 64, torch.bfloat16)
     pools = [torch.randint(0, 255, (6, layout.block_bytes), dtype=torch.uint8) for _ in range(2)]
     before = [pool.clone() for pool in pools]
     away = kernels(order).gather_blocks(pools, [4, 0, 5])
