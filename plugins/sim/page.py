@@ -68,18 +68,25 @@ def compared(file: Path | None, environ: Mapping[str, str], sets: Sequence[str])
 
 
 def section(title: str, about: str, rows: Sequence[Summary]) -> str:
-    """One workload: what it is, and a table with the best of each column in bold, where they differ."""
+    """One workload: what it is, and a table; the best of each column in bold where they differ, and policies that did
+    all the same in one row."""
     return linesep.join([f"## {title}", "", about, "", *_table(rows), ""])
 
 
 def _table(rows: Sequence[Summary]) -> Iterator[str]:
     yield "| policy | " + " | ".join(column.title for column in COLUMNS) + " |"
     yield "|---|" + "---:|" * len(COLUMNS)
-    shown = [[column.show(row) for row in rows] for column in COLUMNS]
-    best = []
-    for column, cells in zip(COLUMNS, shown, strict=True):
-        least = cells[min(range(len(rows)), key=lambda i: column.key(rows[i]))]
-        best.append(least if len(set(cells)) > 1 else None)
-    for i, row in enumerate(rows):
-        cells = [f"**{of[i]}**" if of[i] == least else of[i] for of, least in zip(shown, best, strict=True)]
-        yield f"| {row.variant} | " + " | ".join(cells) + " |"
+    same: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        group, name = row.variant.split(" ", 1)
+        same.setdefault((group, *(column.show(row) for column in COLUMNS)), []).append(name)
+    best = [_best(column, rows) for column in COLUMNS]
+    for (group, *cells), names in same.items():
+        shown = (f"**{cell}**" if cell == least else cell for cell, least in zip(cells, best, strict=True))
+        yield f"| {group} {', '.join(names)} | " + " | ".join(shown) + " |"
+
+
+def _best(column: Column, rows: Sequence[Summary]) -> str | None:
+    """As it is shown; None if all show the same."""
+    shown = {column.show(row) for row in rows}
+    return column.show(min(rows, key=column.key)) if len(shown) > 1 else None

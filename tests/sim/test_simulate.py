@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from octavo.core.cli import main
-from octavo.core.plugins import resolve
+from octavo.core.plugins import installed, resolve
 from octavo.core.trace.read import lines
 from octavo.plugins.sim import workload as workloads
 from octavo.plugins.sim.cost import CostModel
@@ -290,3 +290,19 @@ def test_a_policy_that_was_replaced_is_named(monkeypatch: pytest.MonkeyPatch) ->
     (why,) = found.tripped
     assert "batching fcfs" in why
     assert "no idea" in why
+
+
+def test_the_page_has_every_installed_policy_of_a_kind_and_marks_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "sim --table --workload mix --requests 6 --rate 50 --set scheduler.max_sequences=2"
+    assert main(words.split()) == 0
+    page = capsys.readouterr().out.splitlines()
+    rows = [line.split(" | ") for line in page if line.startswith(("| batching ", "| chunking "))]
+    for group in ("batching", "chunking"):
+        named = [
+            name for row in rows if row[0].startswith(f"| {group} ") for name in row[0][len(group) + 3 :].split(", ")
+        ]
+        assert sorted(name.removesuffix(" *") for name in named) == installed(f"octavo.{group}")
+    assert len(rows) < 13  # without tenants `fair` has nothing to do but what `fcfs` does
+    ttft = [row[1] for row in rows]
+    assert 0 < sum(cell.startswith("**") for cell in ttft) < len(ttft)
+    assert main(["sim", "--table", "--against", "fair"]) == 2
