@@ -276,6 +276,12 @@ def test_h04_an_end_token_ends_and_shows_only_if_asked_for(
     assert w.rows()[0].usage == Usage(enqueue.ids.size, len(hi) + 1, 16)
 
 
+def test_h35_other_weights_share_no_prefix() -> None:
+    """Whatever is computed otherwise has a seed of its own; adapters, once there are some, will too."""
+    spaces = {cache_namespace(tenant, seed) for tenant in ("", "a", "aa") for seed in (b"w", b"w1", b"aw")}
+    assert len(spaces) == 9
+
+
 # ── exactly once ─────────────────────────────────────────────────────────────────────────────────
 
 
