@@ -25,6 +25,7 @@ from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.native.batch import Ask, batch
+from octavo.executors.native.drawing import draw, only_warm
 from octavo.executors.native.ledger import weights_bytes, workspace_bytes
 from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, load
 from octavo.executors.native.program import Native, Outputs, Pool, Weights, kv_bytes
@@ -127,14 +128,23 @@ class NativeExecutor:
         if not run.samples:
             return Outcome(prompt=prompt)
         rows = logits[about:]
-        context = Context(sampling, resident.choice, resident.prompt_len, resident.tokens)
         try:
-            new = verify(rows, draft, context, self._drafting.rule, partial(self._matchers.mask, resident))
+            new = self._new(run, draft, rows)
         except GrammarError as error:
             return Outcome(str(error))
         wanted = sampling.logprobs
         entries = [logprob(row, token, wanted) if wanted >= 0 else None for row, token in zip(rows, new, strict=False)]
         return Outcome(None, tuple(new), tuple(entries), prompt, len(draft.tokens))
+
+    def _new(self, run: Run, draft: Draft, rows: Floats) -> list[int]:
+        """The tokens that the rows yield. Raises `GrammarError`."""
+        resident, rule = run.resident, self._drafting.rule
+        sampling, known = resident.sampling, len(resident.tokens)
+        if only_warm(sampling) and (rule == "coupled" or not draft.tokens):
+            drawn = [draw(self.model, row, sampling, resident.choice, known + i) for i, row in enumerate(rows)]
+            return drawn[: agreed(drawn, draft.tokens[: len(rows) - 1])]
+        context = Context(sampling, resident.choice, resident.prompt_len, resident.tokens)
+        return verify(rows, draft, context, rule, partial(self._matchers.mask, resident))
 
 
 def _kv_kind(config: Config) -> Kind:

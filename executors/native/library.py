@@ -147,6 +147,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c.POINTER(CMatrix), c.c_int32, c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p),
     ),
     "oct_linear": (None, (c.c_int32, c.POINTER(CMatrix), c.c_void_p, c.c_int32, c.c_int32, c.c_void_p)),
+    "oct_draw": (
+        c.c_int32,
+        (c.c_int32, c.c_void_p, c.c_int32, c.c_double, c.c_uint64, c.c_uint32, c.c_uint32),
+    ),
     "oct_model_new": (
         c.c_void_p,
         (c.POINTER(CShape), c.c_void_p, c.c_int32, c.c_void_p, c.c_int32, c.c_void_p, c.c_int32),

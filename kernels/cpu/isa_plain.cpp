@@ -1,7 +1,9 @@
 #include "vec_plain.h"
 #include "attention.h"
+#include "draw.h"
 #include "product.h"
 
 const octavo::Isa octavo::isa_plain {
     norm, add_rows, spread, quantise, embed, product, attend, merge, finish, rotate, remember, finite,
+    draw,
 };

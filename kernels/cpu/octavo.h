@@ -119,6 +119,10 @@ OCT_API int32_t oct_matrix_fill(const OctMatrix*, int32_t source_kind, const uin
                                 const int32_t* source_rows, const int32_t* target_rows);
 // y[n][16 · blocks] = x[n][cols] Wᵀ on the calling thread.
 OCT_API void oct_linear(int32_t isa, const OctMatrix*, const float* x, int32_t n, int32_t exact, float* y);
+// The id that executors/sampling.py draws at this place of a sequence from `n` finite logits, when nothing is asked of it
+// but a temperature above 0. On the calling thread.
+OCT_API int32_t oct_draw(int32_t isa, const float* logits, int32_t n, double temperature, uint64_t seed,
+                         uint32_t choice, uint32_t position);
 // `widths` of the buffers are multiples of 16. What program and angles point to must outlive the model.
 OCT_API OctModel* oct_model_new(const OctShape*, const OctOp*, int32_t ops, const int32_t* widths, int32_t buffers,
                                 const OctAngles*, int32_t angles);
