@@ -105,6 +105,8 @@ def command(
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="octavo-sim-") as scratch:
         written = out or (None if html is None else Path(scratch))
+        if table_ and not json_:
+            print(page.HEAD)
         for source in sources:
             folders = [_folder(written, source, variant, len(sources), len(compared)) for variant in compared]
             found = []

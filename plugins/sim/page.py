@@ -17,6 +17,13 @@ from octavo.plugins.sim.summary import Summary
 from octavo.plugins.sim.variants import variants
 
 GROUPS = ("batching", "chunking")
+HEAD = """# Every batching and chunking policy in the simulator
+
+A row is what one policy did beside the configured ones of the other groups; the configured one of its own group has a
+star. Bold is the best of a column where they differ; policies that did all the same share a row. `good` is the share of
+requests that kept the objectives (`--slo`), `in time` that of those with a deadline, `service gap` the largest
+difference of service between two tenants that both waited, in tokens.
+"""
 
 
 class Column(NamedTuple):
