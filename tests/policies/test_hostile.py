@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import anyio
 import pytest
 
 from octavo.core.control import SetPolicy
+from octavo.core.messages import Role
+from octavo.core.policy.watch import Asked
+from octavo.core.supervisor.policies import SetPolicies
 from octavo.core.supervisor.status import tell
 from tests.policies.hostile import installed
 from tests.policies.streams import answers
@@ -63,3 +67,25 @@ def test_a_policy_that_takes_its_process_with_it_is_switched_off(
     assert status is not None
     assert not [note for note in status.notes if "is switched off" in note]
     assert anyio.run(answers, service.run_dir) == expected
+
+
+def test_a_process_killed_from_outside_is_a_policys_fault_only_when_it_happens_again() -> None:
+    policies, asked = SetPolicies(), Asked("batching", "mine")
+    assert policies.blame(asked, -signal.SIGKILL, "") is None
+    assert policies.blame(Asked("batching", "other"), -signal.SIGKILL, "") is None
+    off = policies.blame(asked, -signal.SIGKILL, "")
+    assert off is not None
+    assert "killed from outside 2 times" in off.disabled
+    assert policies.of(Role.SCHEDULER) == [off]
+    assert policies.of(Role.KV) == []
+
+
+def test_a_policy_that_was_replaced_meanwhile_is_not_switched_off() -> None:
+    policies = SetPolicies()
+    policies.set(chosen := SetPolicy(group="eviction", name="lru", options={}))
+    assert policies.blame(Asked("eviction", "mine"), -signal.SIGKILL, "silent for 11 s") is None
+    assert policies.of(Role.KV) == [chosen]
+    assert policies.blame(Asked("eviction", "lru"), -signal.SIGSEGV, "") is not None
+    (note,) = policies.notes()
+    assert "its process ended with signal 11 during its call" in note
+    assert "choose another with `octavo policy set eviction=NAME`" in note

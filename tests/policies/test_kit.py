@@ -32,6 +32,7 @@ def test_a_built_in_policy_keeps_the_contract(group: str, name: str) -> None:
         ("batching", "scored", {"filters": ["fits"], "scores": {"age": 1, "prefix": 1, "priority": 1, "urgency": 1}}),
         ("batching", "static", {"size": 1000}),
         ("batching", "dynamic", {"size": 3, "delay_ms": 0}),
+        ("eviction", "tenant-quota", {"weights": {"ada": 3.0, "cyd": 0.25}}),
         ("speculation", "adaptive", {"most": 0}),
     ],
 )
