@@ -345,7 +345,7 @@ class _Teller:
             note = f"step {plan.step}: {mine}, {plan.sequences} sequences"
             usual_ns = self._run.usual_execute_ns
             took_ns = record.executed.execute_ns if record.executed is not None else 0
-            if took_ns > SLOW_STEP * usual_ns:
+            if own is None and 0 < SLOW_STEP * usual_ns < took_ns:
                 slow = f"{note}, {took_ns / 1e6:.2f} ms against {usual_ns / 1e6:.2f}"
                 return "executor, slower than usual", slow, ""
             return "executor", note, ""

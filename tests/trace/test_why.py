@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from octavo.core.cli import main
@@ -323,3 +324,30 @@ def test_what_the_client_measured_is_an_event(busy: Daemon) -> None:
 def test_a_wrong_run_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "show", "x", "--run", str(tmp_path)]) == 1
     assert "there is no trace in" in capsys.readouterr().err
+
+
+def test_a_step_that_is_far_slower_than_others_is_the_executors_doing() -> None:
+    """Ten steps of 1 ms and one of 20; a chunk of its own that takes as long is what it asked for."""
+    s, t = "scheduler", "tokenizer"
+    events: list[tuple[int, int, str, Event]] = [
+        (0, 0, t, RequestReceived(request_id="r", trace_id="", attempt=0, tenant="", received_ns=0)),
+        (
+            0,
+            0,
+            s,
+            RequestAdmitted(request_id="r", choice=0, step=1, slot=0, open_id=1, how="open", cached=0, waited_ns=0),
+        ),
+        (0, 0, s, RequestFirstToken(request_id="r", choice=0, step=0, since_queued_ns=0)),
+    ]
+    for number in range(1, 11):
+        events += step(number, 5 * number, [1])
+    slow = step(11, 60, [1])
+    executed = slow[2][3]
+    assert isinstance(executed, StepExecuted)
+    slow[2] = (*slow[2][:3], msgspec.structs.replace(executed, execute_ns=20 * MS))
+    slow[3] = (85, *slow[3][1:])
+    run = Run([Line(at * MS, took * MS, role, 1, event) for at, took, role, event in [*events, *slow]])
+    (life,) = lives(run, "r")
+    (piece,) = (piece for piece in life.pieces if piece.cause == "executor, slower than usual")
+    assert (piece.took_ns, piece.step) == (20 * MS, 11)
+    assert "20.00 ms against 1.00" in piece.note
