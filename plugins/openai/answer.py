@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio
@@ -67,6 +67,13 @@ class Engine(Protocol):
     async def detokenize(self, ids: list[int]) -> str: ...
 
 
+@dataclass(slots=True)
+class Load:
+    """How many answers are being given."""
+
+    open: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks: what the engine is told of the call, and who is told what it cost."""
@@ -76,6 +83,7 @@ class Caller:
     tenant: str = ""
     buffer_bytes: int = 4 * 1024 * 1024
     """Output that may wait for it; with more, its connection is dropped."""
+    load: Load = field(default_factory=Load)
     charge: Callable[[int], None] | None = None
     """Told the tokens of the answer, prompt and output, once it has ended in whatever way."""
 
@@ -95,9 +103,11 @@ class Answer(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._caller.load.open += 1
         try:
             await self._answer(scope, receive, send)
         finally:
+            self._caller.load.open -= 1
             if self._caller.charge is not None:
                 self._caller.charge(self._total.prompt + self._total.so_far)
 

@@ -29,7 +29,7 @@ from octavo.plugins.openai.limits import Allowance
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PUBLIC = frozenset({"/health", "/ping", "/version", "/openapi.json", "/dashboard"})
+PUBLIC = frozenset({"/", "/health", "/ping", "/version", "/openapi.json", "/dashboard"})
 ADMIN = frozenset({"/metrics", "/dashboard/data", "/server_info"})
 
 

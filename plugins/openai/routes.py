@@ -6,16 +6,17 @@ from __future__ import annotations
 import time
 from http import HTTPStatus
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from octavo.core.client.stream import ClientError
 from octavo.plugins.openai import spec
-from octavo.plugins.openai.answer import Answer, Caller, Engine
+from octavo.plugins.openai.answer import Answer, Caller, Engine, Load
 from octavo.plugins.openai.chat import decode_chat, decode_responses
 from octavo.plugins.openai.completion import decode_completion
 from octavo.plugins.openai.errors import ApiError, from_client
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 
 IGNORED_HEADER = "x-octavo-ignored-fields"
 IGNORED_SHOWN = 20
+PAGE = Path(__file__).with_name("page.html")
+PAGE_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+}
 
 
 Kind: TypeAlias = type[ChatReply | CompletionReply | ResponsesReply]
@@ -46,10 +53,12 @@ class Api:
         self._manners = manners
         self._max_body_bytes = config.server.max_body_bytes
         self._created = int(time.time())
+        self._load = Load()
         self._document = msgspec.json.encode(spec.document(metadata.version("octavo")))
 
     def routes(self) -> list[Route]:
         return [
+            Route("/", self.page, methods=["GET"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/responses", self.responses, methods=["POST"]),
@@ -62,6 +71,7 @@ class Api:
             Route("/version", self.version, methods=["GET"]),
             Route("/server_info", self.server_info, methods=["GET"]),
             Route("/model_info", self.model_info, methods=["GET"]),
+            Route("/load", self.load, methods=["GET"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/openapi.json", self.openapi, methods=["GET"]),
         ]
@@ -77,6 +87,13 @@ class Api:
     async def responses(self, request: Request) -> Response:
         asked = decode_responses(await self._body(request), self._form)
         return self._answer(request, asked, ResponsesReply)
+
+    async def page(self, request: Request) -> Response:
+        """A conversation in the browser; it loads nothing from anywhere."""
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+
+    async def load(self, request: Request) -> Response:
+        return _json({"server_load": self._load.open})
 
     async def models(self, request: Request) -> Response:
         facts = self._facts()
@@ -178,6 +195,7 @@ class Api:
             state.tenant,
             buffer_bytes=self._config.server.stream_buffer_bytes,
             charge=state.charge,
+            load=self._load,
         )
         return Answer(self._engine, asked, reply, caller, _ignored(asked.ignored))
 

@@ -51,6 +51,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/health"): Operation("Whether a step can run now"),
     ("get", "/ping"): Operation("Whether this process lives", empty=True),
     ("post", "/ping"): Operation("Whether this process lives", empty=True),
+    ("get", "/load"): Operation("How many answers are being given"),
     ("get", "/version"): Operation("The version"),
     ("get", "/server_info"): Operation("How the server is set up"),
     ("get", "/model_info"): Operation("What the model is"),

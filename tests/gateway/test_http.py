@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any
 
@@ -157,3 +158,24 @@ async def test_the_other_routes(url: str, engine: Any) -> None:
         for bad in ({}, {"prompt": "a", "messages": BODY["messages"]}):
             assert (await client.post("/tokenize", json=bad)).status_code == 400
         assert (await client.post("/detokenize", json={"tokens": [999]})).json()["error"]["param"] == "tokens"
+
+
+async def test_the_page_is_whole_by_itself(http: httpx.AsyncClient) -> None:
+    response = await http.get("/")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/html")
+    assert not re.search(r"""(src|href)=|url\(|@import|https?://""", response.text)
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "innerHTML" not in response.text, "what a model writes is text"
+
+
+async def test_the_load_is_the_answers_that_are_being_given(http: httpx.AsyncClient, engine: Any) -> None:
+    engine.silent = True
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(lambda: http.post("/v1/completions", json={"prompt": "a"}))
+        with anyio.fail_after(10):
+            while (await http.get("/load")).json() != {"server_load": 3}:
+                await anyio.sleep(0.005)
+        tasks.cancel_scope.cancel()
+    assert (await http.get("/load")).json() == {"server_load": 0}

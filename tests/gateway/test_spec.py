@@ -32,8 +32,8 @@ async def test_it_describes_every_route(http: httpx.AsyncClient, engine: Any) ->
     }
     told = {(method, path) for path, item in document["paths"].items() for method in item}
     assert told == OPERATIONS.keys()
-    assert told == served - {("get", path) for path in ("/metrics", "/dashboard", "/dashboard/data")}, (
-        "what another plugin adds tells of itself"
+    assert told == served - {("get", path) for path in ("/", "/metrics", "/dashboard", "/dashboard/data")}, (
+        "pages, and what another plugin adds, tell of themselves"
     )
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert references(document) <= known
