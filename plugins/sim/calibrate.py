@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
 from octavo.core.cli import FAILED
 from octavo.core.trace.read import NoSuchRun, find, lines
+from octavo.plugins.roofline.machine import machine as measured
 from octavo.plugins.sim.cost import CostFile
 from octavo.plugins.sim.fit import TERMS, FitError, fit
 
 
-def command(run: Path | None = None, /, *, out: Path | None = None) -> int:
+def command(
+    run: Path | None = None,
+    /,
+    *,
+    out: Path | None = None,
+    machine: Annotated[bool, Parameter(name="--machine", negative=())] = False,
+) -> int:
     """Fit the simulator's cost model to a run of a real executor.
 
     Parameters
@@ -22,7 +31,11 @@ def command(run: Path | None = None, /, *, out: Path | None = None) -> int:
         the folder of a run, finished or not; by default the newest one
     out
         write the model here; without it, it is printed
+    machine
+        first measure what this machine can do at best, for `octavo roofline`
     """
+    if machine:
+        print(measured(again=True).told, file=sys.stderr)
     try:
         folder = find(run)
         fitted = fit(lines(folder), folder.name)
