@@ -25,10 +25,7 @@ SHOWN_POINTS = 900
 def table(steps: Sequence[StepPoint], machine: Machine) -> list[str]:
     """Lines of text."""
     out = [
-        (
-            f"{machine.flops / 1e9:.1f} GFLOP/s and {machine.bytes / 1e9:.1f} GB/s at best ({machine.source}); "
-            f"ridge at {machine.ridge:.1f} FLOP/byte"
-        ),
+        machine.told,
         "",
         f"{'':8} {'steps':>6} {'FLOP/byte':>10} {'GFLOP/s':>9} {'GB/s':>7} {'of roof':>8}   bound by",
     ]

@@ -30,6 +30,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         """Operations per byte at which both take the same time."""
         return self.flops / self.bytes
 
+    @property
+    def told(self) -> str:
+        return (
+            f"{self.flops / 1e9:.1f} GFLOP/s and {self.bytes / 1e9:.1f} GB/s at best ({self.source}); "
+            f"ridge at {self.ridge:.1f} FLOP/byte"
+        )
+
 
 def machine(path: Path | None = None, *, again: bool = False) -> Machine:
     """The kept figures, or new ones. What is kept for other processors than these is not used."""

@@ -26,6 +26,7 @@ from octavo.plugins.roofline import machine as machines
 from octavo.plugins.roofline.bound import KINDS, Costs, StepPoint, costs, points, ran_on, work
 from octavo.plugins.roofline.command import command
 from octavo.plugins.roofline.machine import Machine
+from octavo.plugins.sim.calibrate import command as calibrate
 from tests.processes.daemon import daemon
 
 MS = 1_000_000
@@ -133,6 +134,16 @@ def test_a_machine_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest
     kept.write_text("{}")
     with pytest.raises(pytest.fail.Exception):
         machines.machine(kept)
+
+
+def test_calibrate_measures_the_machine_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    monkeypatch.setattr(machines, "measure", lambda cpus: MACHINE)
+    assert calibrate(tmp_path, machine=True) == 1  # there is no run to fit
+    assert "1.0 GFLOP/s and 0.1 GB/s at best (made up); ridge at 10.0 FLOP/byte" in capsys.readouterr().err
+    assert (tmp_path / "machine.json").exists()
 
 
 def test_a_run_that_computed_nothing_has_no_roofline(capsys: pytest.CaptureFixture[str]) -> None:
