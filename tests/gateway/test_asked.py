@@ -157,3 +157,9 @@ async def test_the_routes_that_routers_ask(http: httpx.AsyncClient) -> None:
     assert (await http.get("/model_info")).json()["max_model_len"] == 200
     refused = await http.post("/v1/embeddings", json={"model": "m", "input": "x"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_endpoint")
+
+
+async def test_how_long_to_keep_the_cached_prefix_reaches_the_engine(http: httpx.AsyncClient, engine: Any) -> None:
+    await post(http, "chat/completions", messages=USER, cache_keep_s=90)
+    assert [params.keep_s for _, _, params in engine.seen] == [90]
+    assert (await post(http, "chat/completions", messages=USER, cache_keep_s=-1)).status_code == 400

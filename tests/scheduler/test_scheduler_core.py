@@ -370,3 +370,10 @@ def test_requests_whose_client_does_not_come_back_are_cancelled() -> None:
     s.tell(Tick())
     assert [(e.request_id, e.finish) for e in s.named("RequestFinished")] == [("lost", "cancelled")]
     assert s.core.stats["requests"] == 1
+
+
+def test_whose_a_prefix_is_and_how_long_to_keep_it_goes_with_its_opening() -> None:
+    s = Scheduler()
+    s.ask(tenant="ada", keep_ns=7)
+    (o,) = s.plans[0].opens
+    assert (o.tenant, o.keep_ns) == ("ada", 7)
