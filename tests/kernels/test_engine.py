@@ -17,7 +17,6 @@ from octavo.core.client.client import Client
 from octavo.core.config.schema import SpeculationConfig
 from octavo.core.grammar import Mask
 from octavo.core.messages import Grammar, Ids, Params, Sampling
-from octavo.core.trace.catalogue import RequestPreempted
 from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
@@ -113,12 +112,11 @@ def test_answers_are_those_of_the_exact_executor(
     resident_kernels: Maker, folder: Path, exact: CpuExecutor, tokens: int, crash_at: int
 ) -> None:
     """All sampler options, choices that fork, prompts that share their beginnings, in chunks beside decodes, two steps
-    ahead; when the executor dies, and in a pool so small that some are preempted."""
+    ahead; when the executor dies, and in a pool so small that most have to wait."""
     want = Replica(exact, policy="off", slots=1, depth=1, caching=False)
     want.run(REQUESTS)
     got = Replica(cuda(resident_kernels, folder, tokens=tokens), policy="off", slots=4, budget=15, crash_at=crash_at)
     assert got.run(REQUESTS) == want.said
-    assert any(isinstance(event, RequestPreempted) for event in got.events) == (tokens == 64)
 
 
 @pytest.mark.parametrize("drafter", [Oracle, Silly])

@@ -28,7 +28,7 @@ from tests.kernels.conftest import bulk_in, made
 from tests.kernels.faults import FAULTS, Fault
 from tests.kernels.results import write
 
-SAMPLE = 12
+SAMPLE = 8
 LONG = Case(((1, 300), (2, 77)))
 """Each warp's ring goes round more than once."""
 
@@ -56,8 +56,13 @@ def sampler(kernels: Kernels) -> None:
 
 
 def planner(kernels: Kernels) -> None:
-    for split, window in ((64, 0), (512, 90), (test_plan.NO_SPLIT, 90)):
+    for split, window in ((64, 90), (512, 0), (test_plan.NO_SPLIT, 90)):
         test_plan.test_with_a_fixed_split(lambda _: kernels, 0, 300, PREFILL_ROWS, split, window)
+
+
+def filling(kernels: Kernels) -> None:
+    for fill in (30, 64, 100, 264):
+        test_plan.test_with_the_split_that_fills_the_device(lambda _: kernels, fill)
 
 
 def rejection(kernels: Kernels) -> None:
@@ -100,7 +105,7 @@ CHECKS: dict[str, Callable[[Kernels], None]] = {
     "plan": planner,
     "plan bounds": lambda kernels: test_plan.test_each_kernel_has_its_own_queries(lambda _: kernels),
     "plan room": lambda kernels: test_plan.test_what_there_is_no_room_for_is_counted_and_not_written(lambda _: kernels),
-    "plan fill": lambda kernels: test_plan.test_with_the_split_that_fills_the_device(lambda _: kernels, 64),
+    "plan fill": filling,
     "latent": absorbed("many heads"),
     "latent split": absorbed("split, blocks of 32"),
     "append latent": lambda kernels: test_latent.test_append(lambda _: kernels, False, 0),

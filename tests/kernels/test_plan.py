@@ -21,7 +21,7 @@ def crowd(seed: int, n: int) -> list[Query]:
     chance, made, first = random.Random(seed), [], 0
     for i in range(n):
         tokens = chance.choice([0, 1, 1, 1, 2, 5, 40])
-        made.append(Query(i, first, tokens, tokens + chance.choice([0, 3, 100, 700]) if tokens else 0))
+        made.append(Query(i, first, tokens, tokens + chance.choice([0, 3, 63, 100, 700]) if tokens else 0))
         first += tokens
     return made
 
