@@ -89,6 +89,7 @@ void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink
     const float* scaled_sum = a.scaled_sum + panel * groups + slot;
     const int32_t* total = a.sum + panel * groups + slot;
     const int32_t* low = a.low + panel * groups + slot;
+    constexpr int SIDE = MT < 4 ? MT : 4;  // rows whose sums go on side by side: each waits for itself only
     F y[MT];
     for (int m = 0; m < MT; m++) y[m] = zero();
     for (int g = 0; g < groups; g++) {
@@ -99,17 +100,27 @@ void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink
         F factor, second = zero();
         load_scales<KIND>(at, factor, second);
 #pragma GCC unroll 16
-        for (int m = 0; m < MT; m++) {
+        for (int m = 0; m < MT; m += SIDE) {
             const int8_t* xs = x + m * GROUP;
+            F dot[SIDE], last[SIDE];
             if (KIND == OCT_K6) {
-                const F first = dot_half<0>(bytes, xs, -32 * low[m]), last = dot_half<1>(bytes, xs, 32 * (low[m] - total[m]));
-                y[m] = fma(fma(factor, first, mul(second, last)), set(scale[m]), y[m]);
+                int32_t starts[2 * SIDE];
+                for (int i = 0; i < SIDE; i++) starts[i] = -32 * low[m + i], starts[SIDE + i] = 32 * (low[m + i] - total[m + i]);
+                dots_half<0, SIDE>(bytes, xs, starts, dot);
+                dots_half<1, SIDE>(bytes, xs, starts + SIDE, last);
             } else if (KIND == OCT_W8) {
-                y[m] = fma(mul(factor, set(scale[m])), dot_w8(bytes, xs, total[m]), y[m]);
+                dots_w8<SIDE>(bytes, xs, total + m, dot);
+            } else if (KIND == OCT_W4 || KIND == OCT_K4) {
+                dots_w4<SIDE>(bytes, xs, dot);
             } else {
-                const F dot = KIND == OCT_W4 || KIND == OCT_K4 ? dot_w4(bytes, xs) : dot_w5(bytes, xs);
-                y[m] = fma(mul(factor, set(scale[m])), dot, y[m]);
-                y[m] = fma(second, set(scaled_sum[m]), y[m]);
+                dots_w5<SIDE>(bytes, xs, dot);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < SIDE; i++) {
+                F& sum = y[m + i];
+                if (KIND == OCT_K6) dot[i] = fma(factor, dot[i], mul(second, last[i]));
+                sum = fma(KIND == OCT_K6 ? set(scale[m + i]) : mul(factor, set(scale[m + i])), dot[i], sum);
+                if (KIND != OCT_K6 && KIND != OCT_W8) sum = fma(second, set(scaled_sum[m + i]), sum);
             }
         }
         x += LANES * GROUP;

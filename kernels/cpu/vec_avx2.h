@@ -182,6 +182,23 @@ inline __m256i dot_w8(const __m256i* w, const int8_t* x) {
 inline F dot_w8(const Bytes& w, const int8_t* x, int32_t) {
     return {_mm256_cvtepi32_ps(dot_w8(w.lo, x)), _mm256_cvtepi32_ps(dot_w8(w.hi, x))};
 }
+// The same for N rows.
+template <int N>
+inline void dots_w4(const Bytes& w, const int8_t* x, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_w4(w, x + 32 * i);
+}
+template <int N>
+inline void dots_w5(const Bytes& w, const int8_t* x, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_w5(w, x + 32 * i);
+}
+template <int N>
+inline void dots_w8(const Bytes& w, const int8_t* x, const int32_t* total, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_w8(w, x + 32 * i, total[i]);
+}
+template <int HALF, int N>
+inline void dots_half(const Bytes& w, const int8_t* x, const int32_t* start, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_half<HALF>(w, x + 32 * i, start[i]);
+}
 inline __m256 byte_of(__m256i part, int byte) {
     __m256i v = _mm256_srl_epi32(part, _mm_cvtsi32_si128(8 * byte));
     return _mm256_cvtepi32_ps(_mm256_and_si256(v, _mm256_set1_epi32(255)));

@@ -84,27 +84,30 @@ inline void raise_two(const uint8_t* p, Bytes& w) {
     raise_two<0>(first, w), raise_two<1>(first, w), raise_two<2>(first, w), raise_two<3>(first, w);
     raise_two<4>(second, w), raise_two<5>(second, w), raise_two<6>(second, w), raise_two<7>(second, w);
 }
-inline F dot_w4(const Bytes& w, const int8_t* x) {
-    __m512i a = _mm512_setzero_si512();
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) a = _mm512_dpbusd_epi32(a, w.part[j], four(x + 4 * j));
-    return _mm512_cvtepi32_ps(a);
-}
-inline F dot_w5(const Bytes& w, const int8_t* x) { return dot_w4(w, x); }
-// One half of the columns: pieces 4 half .. 4 half + 3 of numbers below 64; the sum begins at `start`.
-template <int HALF>
-inline F dot_half(const Bytes& w, const int8_t* x, int32_t start) {
-    __m512i a = _mm512_set1_epi32(start);
+// Sums of N rows, side by side, over pieces FROM .. TO - 1; they begin at `factor` times what stands at `start`.
+template <int N, int FROM, int TO>
+inline void dots(const Bytes& w, const int8_t* x, const int32_t* start, int32_t factor, F* out) {
+    __m512i a[N];
 #pragma GCC unroll 4
-    for (int j = 4 * HALF; j < 4 * HALF + 4; j++) a = _mm512_dpbusd_epi32(a, w.part[j], four(x + 4 * j));
-    return _mm512_cvtepi32_ps(a);
-}
-// Bytes are stored with 128 added; `total` is the sum of x.
-inline F dot_w8(const Bytes& w, const int8_t* x, int32_t total) {
-    __m512i a = _mm512_set1_epi32(-128 * total);
+    for (int i = 0; i < N; i++) a[i] = start ? _mm512_set1_epi32(factor * start[i]) : _mm512_setzero_si512();
 #pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) a = _mm512_dpbusd_epi32(a, w.part[j], four(x + 4 * j));
-    return _mm512_cvtepi32_ps(a);
+    for (int j = FROM; j < TO; j++)
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i++) a[i] = _mm512_dpbusd_epi32(a[i], w.part[j], four(x + 32 * i + 4 * j));
+#pragma GCC unroll 4
+    for (int i = 0; i < N; i++) out[i] = _mm512_cvtepi32_ps(a[i]);
+}
+template <int N>
+inline void dots_w4(const Bytes& w, const int8_t* x, F* out) { dots<N, 0, 8>(w, x, nullptr, 0, out); }
+template <int N>
+inline void dots_w5(const Bytes& w, const int8_t* x, F* out) { dots<N, 0, 8>(w, x, nullptr, 0, out); }
+// Bytes are stored with 128 added; `total` is the sum of each row.
+template <int N>
+inline void dots_w8(const Bytes& w, const int8_t* x, const int32_t* total, F* out) { dots<N, 0, 8>(w, x, total, -128, out); }
+// One half of the columns: pieces 4 half .. 4 half + 3 of numbers below 64; the sums begin at `start`.
+template <int HALF, int N>
+inline void dots_half(const Bytes& w, const int8_t* x, const int32_t* start, F* out) {
+    dots<N, 4 * HALF, 4 * HALF + 4>(w, x, start, 1, out);
 }
 inline F byte_of(const Bytes& w, int column) {
     __m512i part = _mm512_srl_epi32(w.part[column / 4], _mm_cvtsi32_si128(8 * (column % 4)));

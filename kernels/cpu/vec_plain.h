@@ -101,6 +101,23 @@ template <int HALF>
 inline F dot_half(const Bytes& w, const int8_t* x, int32_t start) {
     return dot(w, x, 4 * HALF, 4 * HALF + 4, start);
 }
+// The same for N rows.
+template <int N>
+inline void dots_w4(const Bytes& w, const int8_t* x, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_w4(w, x + 32 * i);
+}
+template <int N>
+inline void dots_w5(const Bytes& w, const int8_t* x, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_w5(w, x + 32 * i);
+}
+template <int N>
+inline void dots_w8(const Bytes& w, const int8_t* x, const int32_t* total, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_w8(w, x + 32 * i, total[i]);
+}
+template <int HALF, int N>
+inline void dots_half(const Bytes& w, const int8_t* x, const int32_t* start, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_half<HALF>(w, x + 32 * i, start[i]);
+}
 inline F byte_of(const Bytes& w, int column) {
     return each([&](int i) { return float(w.b[64 * (column / 4) + 4 * i + column % 4]); });
 }
