@@ -34,3 +34,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schemas", default="20", help="JSON schemas that answers are checked against; 1000 takes minutes"
     )
+    parser.addoption("--browser", default="", help="a Chromium that the chat page is tested in; takes its picture")
