@@ -45,7 +45,7 @@ def library(cache: Path, extra: tuple[str, ...] = (), *, before: Callable[[], No
         return shipped
     target = cache / name
     if not target.exists():
-        compiler = _compiler()
+        compiler = find_compiler()
         before()
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
@@ -59,7 +59,8 @@ def _units() -> dict[str, tuple[str, ...]]:
     return (_LEVELS if x86 else {}) | {"isa_plain": _SELDOM if x86 else ()} | dict.fromkeys(_UNITS, ())
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+    """Raises `BuildError` that says how to get one."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
             return found
