@@ -67,7 +67,8 @@ def test_what_no_program_knows_is_the_librarys(tmp_path: Path) -> None:
     config_ = CohereConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, vocab_size=97
     )
-    save(AutoModelForCausalLM.from_config(config_, dtype=torch.float32), tmp_path)
+    model = AutoModelForCausalLM.from_config(config_, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    save(model, tmp_path)
     chosen = load_executor(config(tmp_path), tmp_path, first=True)
     assert isinstance(chosen.executor, TransformersExecutor)
     assert "cohere" in chosen.note
