@@ -92,7 +92,7 @@ def document(version: str) -> dict[str, Any]:
 def _responses(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {}}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     told: dict[str, Any] = {"description": "The answer"} | ({} if operation.empty else {"content": content})
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name="Error")}}}
     return {
