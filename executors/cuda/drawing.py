@@ -45,21 +45,23 @@ def drawing(rows: list[Row], vocabulary: int) -> Drawing:
     counts: list[Ints] = []
     allowed: list[Ints] = []
     bias: list[tuple[int, float]] = []
-    for i, row in enumerate(rows):
-        resident, sampling = row.resident, row.resident.sampling
-        for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "top_k"):
-            made[name][i] = getattr(sampling, name)
-        made["seed"][i] = sampling.seed & 0xFFFFFFFFFFFFFFFF
-        made["choice"][i], made["position"][i] = resident.choice, len(resident.tokens) + len(row.guesses)
+    samplings = [row.resident.sampling for row in rows]
+    for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "top_k"):
+        made[name] = [getattr(sampling, name) for sampling in samplings]
+    made["seed"] = [sampling.seed & 0xFFFFFFFFFFFFFFFF for sampling in samplings]
+    made["choice"] = [row.resident.choice for row in rows]
+    made["position"] = [len(row.resident.tokens) + len(row.guesses) for row in rows]
+    for i, (row, sampling) in enumerate(zip(rows, samplings, strict=True)):
         if _penalised(sampling):
             made["counts"][i] = len(counts)
             counts.append(_counts(row, vocabulary))
         if row.mask is not None or sampling.allowed or sampling.banned or sampling.min_tokens:
             made["allowed"][i] = len(allowed)
             allowed.append(_bits(_allowed(row, vocabulary)))
-        made["bias"][i] = len(bias)
-        bias += sampling.bias.items()
-        made["bias_end"][i] = len(bias)
+        if sampling.bias:
+            made["bias"][i] = len(bias)
+            bias += sampling.bias.items()
+            made["bias_end"][i] = len(bias)
     return Drawing(
         made,
         np.array(counts, dtype=np.int32).reshape(-1, vocabulary),

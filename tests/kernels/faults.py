@@ -232,7 +232,7 @@ _FAULTS: dict[str, list[tuple[str, str, str, str] | tuple[str, str, str, str, tu
         ("the last child is taken", "verify", "child = min(child, __shfl_xor_sync(~0u, child, k));", "child = __shfl_xor_sync(~0u, child, k);"),
         ("the first of a lane's children is not kept", "verify", "child = min(child, i);", "child = i;"),
         ("nodes past the 32nd are not looked at", "verify", "i < nodes && token >= 0; i += 32", "i < min(nodes, node + 33) && token >= 0; i += 64"),
-        ("a walk goes on from a sick node", "verify sick", " && token >= 0; i += 32", "; i += 32"),
+        ("a walk goes on from a sick node", "verify", " && token >= 0; i += 32", "; i += 32"),
         ("a walk ends one node early", "verify", "    count++;\n", "    count++;\n    if (count > 3) break;\n"),
         ("nodes are those of the whole batch", "verify", "path[first + count] = node;", "path[first + count] = first + node;"),
         ("tokens are the guesses", "verify", "token = drawn[first + node];", "token = guesses[first + node];"),

@@ -42,17 +42,20 @@ def walk(kernels: Kernels, seed: int) -> int:
         n = chance.choice([1, 2, 5, 64])
         far = chance.choice([1, 1, 6, n])  # how far a node's parent may be: 1 makes a chain
         parents += [-1] + [chance.randrange(max(0, i - far), i) if far < n else 0 for i in range(1, n)]
-        guesses += [-1] + [chance.choice([-1, 0, 0, 0, 0, 1]) for _ in range(1, n)]
-        drawn += [chance.choice([-1, *[0] * 20, 1, 1]) for _ in range(n)]
+        tokens = (
+            [0, 0, 0, 0, 1] if far < n or chance.random() < 0.5 else [*range(40)]
+        )  # of many children, few are right
+        guesses += [-1] + [chance.choice([-1, *tokens]) for _ in range(1, n)]
+        drawn += [chance.choice([-1, *tokens * 2]) for _ in range(n)]
         firsts.append(firsts[-1] + n)
-    tokens, path, counts = kernels.verify(ints(firsts), ints(guesses), ints(parents), ints(drawn))
+    said, path, counts = kernels.verify(ints(firsts), ints(guesses), ints(parents), ints(drawn))
     longest = 0
     for i, (first, end) in enumerate(pairwise(firsts)):
         mine = slice(first, end)
         count = int(counts[i])
         longest = max(longest, count)
         want = reference.verify(guesses[mine], parents[mine], drawn[mine])
-        assert (tokens[first : first + count].tolist(), path[first : first + count].tolist()) == want
+        assert (said[first : first + count].tolist(), path[first : first + count].tolist()) == want
         if parents[mine] == list(range(-1, end - first - 1)) and -1 not in drawn[mine]:
             assert count == agreed(drawn[mine], guesses[mine][1:])
     return longest
