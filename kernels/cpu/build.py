@@ -1,20 +1,22 @@
 """The step library's file: beside these sources if the package brought it, else in a cache folder, built at need.
 
 Plain g++ or clang++, one object per instruction set. The file's name is a hash of sources and flags, so a change of any
-builds anew and never overwrites a library that is in use; a library that is there needs no compiler. Two processes may
-build at once; the last rename wins.
+builds anew and never overwrites a library that is in use; a library that is there needs no compiler. Of processes that
+want the same one at the same time, one builds.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -48,9 +50,22 @@ def library(cache: Path, extra: tuple[str, ...] = (), *, before: Callable[[], No
         compiler = find_compiler()
         before()
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
-            _build(compiler, units, Path(folder), extra).replace(target)
+        with _only_one(cache):
+            if not target.exists():
+                with tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
+                    _build(compiler, units, Path(folder), extra).replace(target)
     return target
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold a lock on the folder; the system drops it with the process, so a dead holder blocks nobody."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _units() -> dict[str, tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,11 @@ def test_without_a_compiler_the_other_executor_is_named(tmp_path: Path, monkeypa
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(build.BuildError, match=r'executor.kind = "cpu"'):
         build.library(tmp_path / "cache")
+
+
+def test_of_those_who_want_it_at_once_one_builds(compiler: Path, tmp_path: Path) -> None:
+    compiler.write_text(compiler.read_text().replace("all=", f"sleep 0.05; echo >> {tmp_path / 'calls'}; all="))
+    with ThreadPoolExecutor(4) as callers:
+        built = set(callers.map(lambda _: build.library(tmp_path / "cache"), range(4)))
+    assert len(built) == 1
+    assert (tmp_path / "calls").read_text().count("\n") == len(build._units()) + 1
