@@ -115,6 +115,6 @@ def save_heads(folder: Path, heads: Sequence[Head]) -> None:
             tensors |= {f"{i}.{j}.linear.weight": weight, f"{i}.{j}.linear.bias": bias}
         tensors[f"{i}.{len(head.blocks)}.weight"] = head.out
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / FILES[0])
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, folder / FILES[0])
     about = {"medusa_num_heads": len(heads), "medusa_num_layers": max((len(head.blocks) for head in heads), default=0)}
     (folder / "config.json").write_text(json.dumps(about), encoding="utf-8")

@@ -16,7 +16,7 @@ from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelCon
 from octavo.core.grammar import Grammars
 from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.cpu.layout import PoolShape
-from octavo.executors.cpu.llama import KvPool
+from octavo.executors.cpu.llama import KvPool, Llama
 from octavo.executors.cpu.stacks import Stacks
 from octavo.executors.drafting.contract import Drafter, Host
 from octavo.executors.drafting.drafting import Drafting
@@ -51,6 +51,7 @@ class Maker:
         """`drafter` is an installed one, or a class."""
         torch.set_num_threads(1)
         llama, blocks = self._loaded.forward, tokens // BLOCK_SIZE
+        assert isinstance(llama, Llama)
         spec, facts = llama.spec, msgspec.structs.replace(self._loaded.facts, total_blocks=blocks)
         name = drafter if isinstance(drafter, str) else None
         speculation = SpeculationConfig(drafter=name, verification=rule, options=options)  # type: ignore[arg-type]
