@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
-from octavo.core.cli import FAILED, Json
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
 from octavo.executors.loading.checkpoint import Checkpoint
@@ -19,6 +20,8 @@ from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.loading.rope import Rope
 from octavo.executors.loading.spec import Spec
 from octavo.executors.native.matrix import GROUP, native_kind
+
+FAILED = 1
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,13 +38,15 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
 
 
-def command(path: str = "default", /, *, json_: Json = False) -> int:
+def command(path: str = "default", /, *, json_: Annotated[bool, Parameter(name="--json", negative=())] = False) -> int:
     """List what a model file or folder is, or each of those in a folder, and which executors run it.
 
     Parameters
     ----------
     path
         a folder, a GGUF file, a hub id, `default`, or a folder of such files and folders
+    json_
+        print JSON
     """
     found = [describe(each) for each in _inside(path)]
     if json_:
