@@ -22,7 +22,8 @@ from octavo.core.models.locate import locate
 from octavo.core.tokenizer.vocabulary import load_vocabulary
 
 MAX_REPEAT = 4096
-MOST_PARTS = 200
+MOST_PARTS = 64
+MOST_CHARACTERS = 50_000
 WHITE_SPACE = r"[ \n\t]{0,20}"
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -160,13 +161,17 @@ def _told(grammar: Grammar, error: str) -> str:
 
 def _place(schema: Any) -> str:
     """The pointer of what is not served: of the innermost part that is not, and in it of the keyword without which it
-    would be, or which is not served even alone. Beyond `MOST_PARTS` parts only the outermost are looked at."""
+    would be, or which is not served even alone. Only the outer `MOST_PARTS` are looked at, and `MOST_CHARACTERS` of
+    them all together: others wait for this."""
     if not isinstance(schema, dict):
         return "/"
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    parts = list(islice(_parts(schema, ""), MOST_PARTS))
-    for pointer, part in reversed(parts):
+    room = MOST_CHARACTERS
+    for pointer, part in reversed(list(islice(_parts(schema, ""), MOST_PARTS))):
         whole = {**shared, **part}
+        room -= len(json.dumps(whole))
+        if room < 0:
+            break
         if not _is_served(whole):
             without = (key for key in part if _is_served({name: whole[name] for name in whole if name != key}))
             alone = (key for key in part if not _is_served({**shared, key: part[key]}))

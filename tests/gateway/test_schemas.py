@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,13 @@ def test_what_is_not_served_is_named_by_its_pointer(schema: dict[str, Any], poin
     refused = refusal(schema)
     assert refused is not None
     assert f" at {pointer}:" in refused
+
+
+def test_a_large_schema_is_refused_as_fast_as_a_small_one() -> None:
+    many = {f"p{i}": {"type": "object", "properties": {"a": {"type": "string"}}} for i in range(400)}
+    before = time.thread_time()
+    assert refusal({"type": "object", "properties": {**many, "x": {"type": "objekt"}}}) is not None
+    assert time.thread_time() - before < 2.0
 
 
 def test_drawn_schemas_are_kept_to_or_refused_with_a_place(loaded: Loaded, pytestconfig: pytest.Config) -> None:
