@@ -35,7 +35,7 @@ def test_status_has_a_line_for_each_actor(service: Daemon) -> None:
     lines = told.stdout.splitlines()
     assert lines[0].startswith("ghost at http://127.0.0.1:")
     assert lines[0].endswith(": ready")
-    assert [line.split()[0] for line in lines[2:]] == ["supervisor", *STEP_PATH, "gateway"]
+    assert [line.split()[0] for line in lines[2:]] == ["supervisor", *STEP_PATH, "gateway", "executor:"]
 
 
 def test_status_as_json_is_a_list_of_actors(service: Daemon) -> None:
@@ -60,7 +60,7 @@ def test_a_requests_life_reads_in_order_and_its_times_add_up(service: Daemon) ->
                     pass
 
     anyio.run(ask)
-    eventually("the trace is written", lambda: names(service) >= {"request.delivered", "request.finished"})
+    eventually("the trace is written", lambda: names(service) >= {"request.finished", "request.taken"})
     events = request_life(service.run_dir, "life")
     first = {event["event"]: event for event in reversed(events)}
     order = ["received", "tokenized", "queued", "matched", "admitted", "first_token", "finished"]
