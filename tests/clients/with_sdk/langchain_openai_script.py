@@ -42,10 +42,10 @@ parts = list(model(max_tokens=12, stream_usage=True).stream("Say hello."))
 assert "".join(part.content for part in parts) == whole.content
 assert any(part.usage_metadata for part in parts)
 assert [one.content for one in model(max_tokens=12).batch(["Say hello.", "Say hello."])] == [whole.content] * 2
-called = model(max_tokens=120).bind_tools([weather], tool_choice="weather").invoke("Weather in Rome?")
+called = model(max_tokens=120).bind_tools([weather], tool_choice="weather", strict=True).invoke("Weather in Rome?")
 assert called.tool_calls[0]["name"] == "weather"
 assert weather.invoke(called.tool_calls[0]["args"]).startswith("sunny")
 for method in ("json_schema", "function_calling"):
-    shaped = model(max_tokens=200).with_structured_output(Pet, method=method).invoke("A dog called Rex.")
+    shaped = model(max_tokens=200).with_structured_output(Pet, method=method, strict=True).invoke("A dog called Rex.")
     assert isinstance(shaped, Pet), (method, shaped)
 assert OpenAI(base_url=BASE, api_key="none", model=MODEL, max_tokens=5, max_retries=0).invoke("Once upon")
