@@ -161,7 +161,8 @@ class Client:
         """Open a request. A seed of `SEED_ABSENT` is drawn here, once, so that a resumed request keeps it.
 
         Raises `ServiceUnavailable` while the daemon starts or drains, or when an actor stays away for longer than
-        `patience_s`. Whether the request itself is served is for `Stream.accepted` to say.
+        `patience_s`, and `RequestRefused` for what no message can carry. Whether the request itself is served is for
+        `Stream.accepted` to say.
         """
         received_ns = time.monotonic_ns()
         await self._wait_open(patience_s)
@@ -181,6 +182,7 @@ class Client:
             deadline_ns=deadline_ns,
             trace_id=trace_id,
         )
+        _check_carried(submit)
         messages = self._session.submit(submit)
         stream = self._streams[request_id] = Stream(
             request_id, params.n, self._leave, received_ns=received_ns, taken=self._taken
@@ -271,6 +273,7 @@ class Client:
         return self._last_ref
 
     async def _ask(self, question: Tokenize | Detokenize, kind: type[Answer], timeout_s: float) -> Answer:
+        _check_carried(question)
         ref = question.ref
         self._answers[ref] = None
         try:
@@ -371,6 +374,16 @@ class Client:
     def _wake(self) -> None:
         news, self._news = self._news, anyio.Event()
         news.set()
+
+
+def _check_carried(message: Submit | Tokenize | Detokenize) -> None:
+    """Before it is kept: it is encoded again whenever an actor comes back, and by then nobody is there to refuse it.
+
+    Raises `RequestRefused`: JSON has larger numbers, halves of characters and deeper nesting than a message."""
+    try:
+        encode(message)
+    except (OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise RequestRefused("", f"the request cannot be carried: {error}") from error
 
 
 def _ignore(dropped: WireDropped) -> None:

@@ -148,6 +148,7 @@ class TokenizerCore:
     def _enqueue(self, submit: Submit) -> Enqueue:
         """The request as the scheduler gets it. Raises `InvalidRequestError`."""
         params, facts = submit.params, self._facts
+        limits.check_carried(submit)
         limits.check_params(params, facts)
         sampling = limits.checked_sampling(params.sampling)
         ids = self._vocabulary.prompt_ids(submit.prompt, facts.context)

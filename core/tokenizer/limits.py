@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from octavo.core.messages import Chat, Delivered, Facts, Params, Prompt, Sampling
+from octavo.core.messages import Chat, Delivered, Facts, Params, Prompt, Sampling, Submit
 from octavo.core.tokenizer.invalid import InvalidRequestError
 
 MAX_CHOICES = 128
@@ -19,6 +19,9 @@ MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BIAS = 100.0
+MAX_KEEP_S = 1e9
+INT32 = 2**31
+INT64 = 2**63
 
 _RANGES: dict[str, tuple[str, float, float, str]] = {
     "temperature": ("temperature", 0.0, 100.0, "from 0 to 100"),
@@ -32,7 +35,8 @@ _RANGES: dict[str, tuple[str, float, float, str]] = {
 
 
 def checked_sampling(sampling: Sampling) -> Sampling:
-    """The same with equivalent spellings made one: `top_k` -1 is 0 (off), a seed is taken modulo 2^64."""
+    """The same with equivalent spellings made one: `top_k` -1 is 0 (off), as many as 32 bits count are all, a
+    seed is taken modulo 2^64."""
     for attribute, (field, least, greatest, words) in _RANGES.items():
         value = getattr(sampling, attribute)
         if not least <= value <= greatest:  # false for NaN as well
@@ -50,7 +54,7 @@ def checked_sampling(sampling: Sampling) -> Sampling:
             "prompt_logprobs",
             f"{sampling.prompt_logprobs} alternatives per prompt token are asked for; at most {MAX_LOGPROBS} are given",
         )
-    return msgspec.structs.replace(sampling, top_k=max(0, sampling.top_k), seed=sampling.seed % 2**64)
+    return msgspec.structs.replace(sampling, top_k=min(max(0, sampling.top_k), INT32 - 1), seed=sampling.seed % 2**64)
 
 
 def check_choosable(sampling: Sampling, facts: Facts) -> None:
@@ -70,8 +74,10 @@ def check_choosable(sampling: Sampling, facts: Facts) -> None:
         if not word:
             raise InvalidRequestError("bad_words", "a bad word gives no tokens")
         check_ids("bad_words", word, facts.vocab_size)
-    if sampling.min_tokens < 0:
-        raise InvalidRequestError("min_tokens", f"min_tokens is {sampling.min_tokens}; it must be at least 0")
+    if not 0 <= sampling.min_tokens < INT32:
+        raise InvalidRequestError(
+            "min_tokens", f"min_tokens is {sampling.min_tokens}; it must be from 0 to {INT32 - 1}"
+        )
     restricted = sampling.bias or sampling.allowed or sampling.banned or sampling.min_tokens
     if restricted and "restrictions" not in facts.serves:
         raise InvalidRequestError(
@@ -93,6 +99,18 @@ def check_choosable(sampling: Sampling, facts: Facts) -> None:
         )
 
 
+def check_carried(submit: Submit) -> None:
+    """That its own numbers fit where they go: columns of the scheduler, of 32 and (times) 64 bits, both signed."""
+    for field, value, bound in (
+        ("priority", submit.priority, INT32),
+        ("attempt", submit.attempt, INT32),
+        ("received_ns", submit.received_ns, INT64),
+        ("deadline_ns", submit.deadline_ns or 0, INT64),
+    ):
+        if not -bound < value < bound:
+            raise InvalidRequestError(field, f"{field} is {value}; {field} must fit {bound.bit_length()} bits")
+
+
 def check_params(params: Params, facts: Facts) -> None:
     """Everything in `params` but its sampling."""
     if not 1 <= params.n <= MAX_CHOICES:
@@ -107,6 +125,10 @@ def check_params(params: Params, facts: Facts) -> None:
                 "stop", f"a stop string has {len(stop)} characters; it must have from 1 to {MAX_STOP_CHARS}"
             )
     check_ids("stop_token_ids", params.stop_ids, facts.vocab_size)
+    if not 0 <= params.keep_s <= MAX_KEEP_S:  # false for NaN as well
+        raise InvalidRequestError(
+            "cache_keep_s", f"cache_keep_s is {params.keep_s}; it must be from 0 to {MAX_KEEP_S:g} seconds"
+        )
     if len(params.bad_words) > MAX_BAD_WORDS:
         raise InvalidRequestError(
             "bad_words", f"there are {len(params.bad_words)} bad words; at most {MAX_BAD_WORDS} are taken"

@@ -36,7 +36,7 @@ def decode_completion(body: bytes) -> Asked:
         params = msgspec.structs.replace(params, n=most, sampling=sampling)
     if request.echo and logprobs >= 0:
         sampling = msgspec.structs.replace(params.sampling, prompt_logprobs=logprobs)
-        params = msgspec.structs.replace(params, sampling=sampling, max_tokens=max(limit, 1))
+        params = msgspec.structs.replace(params, sampling=sampling, max_tokens=max(params.max_tokens or 0, 1))
         asked = asked._replace(scores_only=limit == 0)
     return asked._replace(params=params, echo=bool(request.echo))
 

@@ -75,13 +75,13 @@ class Generation(Struct, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: list[TokenId] | None = None
     skip_special_tokens: bool | None = None
-    priority: int | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 31) + 1, lt=1 << 31)] | None = None
     deadline_ms: Annotated[int, Meta(ge=1)] | None = None
     """By when it should be done, from its arrival on: the scheduler's policies see it."""
     cache_keep_s: Annotated[float, Meta(ge=0, le=86400 * 30)] | None = None
     """For how long after use its cached prefix is given up last."""
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
     bad_words: Annotated[list[str], Meta(max_length=128)] | None = None
     response_format: ResponseFormat | None = None

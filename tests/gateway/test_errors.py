@@ -87,6 +87,9 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"bad_words": "x"}, "bad_words"),
         ({"deadline_ms": 0}, "deadline_ms"),
+        ({"priority": 1 << 31}, "priority"),
+        ({"priority": -(1 << 31)}, "priority"),
+        ({"min_tokens": 1 << 31}, "min_tokens"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )

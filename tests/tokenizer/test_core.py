@@ -495,11 +495,40 @@ def test_sampling_out_of_range_is_refused_by_field(w: World, name: str, changes:
         ("stop", {"stop": ("x" * 2000,)}),
         ("stop", {"stop": ("x",) * 65}),
         ("stop_token_ids", {"stop_ids": (-1,)}),
+        ("cache_keep_s", {"keep_s": -1.0}),
+        ("cache_keep_s", {"keep_s": math.inf}),
+        ("cache_keep_s", {"keep_s": math.nan}),
+        ("min_tokens", {"sampling": Sampling(min_tokens=2**31)}),
     ],
 )
 def test_parameters_out_of_range_are_refused_by_field(w: World, name: str, changes: dict[str, Any]) -> None:
     assert w.submit(params=Params(**changes)) is None
     assert w.refusal().field == name
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("priority", -(2**31) + 1, 2**31 - 1),
+        ("attempt", 0, 2**31 - 1),
+        ("received_ns", -(2**63) + 1, 2**63 - 1),
+        ("deadline_ns", -(2**63) + 1, 2**63 - 1),
+    ],
+)
+def test_numbers_that_no_column_holds_are_refused_by_field(w: World, name: str, least: int, most: int) -> None:
+    def submit(value: int) -> Enqueue | None:
+        given: dict[str, Any] = {name: value}
+        return w.submit(request_id=str(value), **given)
+
+    assert submit(least) is not None
+    assert submit(most) is not None
+    assert submit(most + 1) is None
+    assert w.refusal().field == name
+    assert w.core.live == 2
+
+
+def test_a_top_k_of_more_than_any_vocabulary_is_all_of_it(w: World) -> None:
+    assert w.accept(params=Params(sampling=Sampling(top_k=2**40))).sampling.top_k == 2**31 - 1
 
 
 @pytest.mark.parametrize(
