@@ -113,6 +113,7 @@ class Watcher(Protocol):
 
 class Backlog:
     """What may wait in all streams of one consumer together, in bytes; `overrun` is told, once, that it was more.
+    It is called while everybody's output is received, so it only notes it, and never raises.
 
     Bytes are counted roughly: text, ids and log-probabilities as Python holds them."""
 

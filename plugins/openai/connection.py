@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -35,6 +36,7 @@ def connection_of(slow_reader_s: float) -> type[asyncio.Protocol]:
         _timer: asyncio.TimerHandle | None = None
         _left = 0
         """Bytes in the buffer when the timer was set."""
+        _lost = False
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -51,6 +53,7 @@ def connection_of(slow_reader_s: float) -> type[asyncio.Protocol]:
                 self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            self._lost = True
             self._rest()
             super().connection_lost(exc)
 
@@ -76,12 +79,19 @@ def connection_of(slow_reader_s: float) -> type[asyncio.Protocol]:
                     self._watch()
 
         def _overrun(self) -> None:
+            # Told from where everybody's output is received, and that goes on whatever becomes of this connection.
+            self.loop.call_soon(self._over)
+
+        def _over(self) -> None:
             self._drop(f"its backlog is over the limit, and {self._buffered()} bytes wait")
 
         def _drop(self, why: str) -> None:
+            if self._lost:  # its socket is closed, and the number may be another's by now
+                return
             log().warning("a slow reader is dropped", client=self.client, why=why)
             # A reset: what the kernel still holds would otherwise stay there until the client reads it.
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            with suppress(OSError):  # the client has reset it first
+                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             self.transport.abort()
 
     return Connection

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -120,6 +121,27 @@ def test_one_that_reads_a_byte_now_and_then_is_dropped_in_time_and_others_never_
             assert got - before > 10 * EVENT
             assert eager.recv(1 << 20)
         eventually("the eager one has left too", lambda: len(engine.cancelled) == 4)
+
+
+def test_one_that_has_gone_while_its_backlog_grew_over_the_limit_disturbs_nobody() -> None:
+    failed: list[dict[str, Any]] = []
+
+    async def overrun_when_lost(server: Server, connection: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failed.append(context))
+        connection.transport.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            while connection in server.server_state.connections:
+                await asyncio.sleep(0)
+        connection._overrun()
+        await asyncio.sleep(0)  # until it has been told
+
+    with serving(Endless(), Config()) as (url, server), ExitStack() as stack:
+        reader(url, stack).recv(1)
+        (connection,) = server.server_state.connections
+        running = overrun_when_lost(server, connection)
+        asyncio.run_coroutine_threadsafe(running, connection.loop).result(PATIENCE_S)
+    assert not failed
 
 
 def test_a_whole_answer_that_nobody_reads_is_dropped_too() -> None:
