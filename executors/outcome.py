@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from octavo.core.messages import EMPTY, ChunkLogprobs, Failed, StepResult, TokenLogprob, col
-from octavo.executors.residents import Residents, Run
+from octavo.executors.residents import Resident, Run
 
 
 class Outcome(NamedTuple):
@@ -29,19 +30,16 @@ class Outcome(NamedTuple):
 class Settlement:
     """Settles outcomes with the residents, and remembers which residencies have failed."""
 
-    def __init__(self, residents: Residents, vocab_size: int) -> None:
-        self._residents = residents
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._failed: dict[int, str] = {}
-        """By open_id, why a residency can no longer be computed."""
+        self._failed: WeakKeyDictionary[Resident, str] = WeakKeyDictionary()
+        """Why a residency can no longer be computed. Not by open_id: each generation of the scheduler counts anew."""
 
     def clear(self) -> None:
         self._failed.clear()
 
     def refused(self, runs: Sequence[Run]) -> list[Outcome]:
         """An outcome per run: failed for those that cannot be computed at all, empty for the others."""
-        live = {resident.open_id for resident in self._residents.slots.values()}
-        self._failed = {open_id: reason for open_id, reason in self._failed.items() if open_id in live}
         return [Outcome(self._refusal(run)) for run in runs]
 
     def result(self, step: int, started_ns: int, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> StepResult:
@@ -74,7 +72,7 @@ class Settlement:
         )
 
     def _refusal(self, run: Run) -> str | None:
-        if (reason := self._failed.get(run.resident.open_id)) is not None:
+        if (reason := self._failed.get(run.resident)) is not None:
             return reason
         ids = run.resident.tokens[run.start : run.end]
         if min(ids) < 0 or max(ids) >= self._vocab_size:
@@ -86,6 +84,6 @@ class Settlement:
         on the way already."""
         run.resident.kv_len = run.end + max(0, len(outcome.tokens) - 1)  # guesses that were right have theirs already
         if outcome.failure is not None:
-            self._failed[run.resident.open_id] = outcome.failure
+            self._failed[run.resident] = outcome.failure
             run.resident.tokens += [0] * run.samples
         run.resident.tokens += outcome.tokens

@@ -56,7 +56,7 @@ class CpuExecutor:
         self._pool = pool
         self._residents = Residents()
         self._matchers = Matchers(grammars)
-        self._settlement = Settlement(self._residents, facts.vocab_size)
+        self._settlement = Settlement(facts.vocab_size)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
 
     @classmethod

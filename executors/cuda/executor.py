@@ -57,7 +57,7 @@ class CudaExecutor:
         self.facts = facts
         self.forward = forward
         self._residents = Residents()
-        self._settlement = Settlement(self._residents, facts.vocab_size)
+        self._settlement = Settlement(facts.vocab_size)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
         self._speaker = Speaker(forward.llama.kernels, facts.vocab_size, Matchers(grammars), self._drafting.rule)
 

@@ -37,6 +37,8 @@ class Checkpoint:
             shape = sum(len(part.order) for part in found), found[0].cols
             if shape != (rows, cols) or any(part.cols != cols for part in found):
                 raise ModelError(f"weight {name} has shape {shape}, {(rows, cols)} was expected{_hint(name, shape)}")
+            if name.endswith("gate_up") and len(sizes := {len(part.order) for part in found}) > 1:
+                raise ModelError(f"the parts of weight {name} have {sorted(sizes)} rows; they must have as many")
             if (bias := self.vectors.get(f"{name}.bias")) is not None and bias.shape != (rows,):
                 raise ModelError(f"bias {name}.bias has shape {bias.shape}, {(rows,)} was expected")
         for name, length in _norms(self.spec):

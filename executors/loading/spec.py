@@ -87,6 +87,8 @@ class Spec:
                 raise ModelError(f"{rotated} of {self.head_dim} dimensions of a head cannot be rotated in pairs")
             if rope.factors and len(rope.factors) != rotated // 2:
                 raise ModelError(f"{len(rope.factors)} rope factors for {rotated // 2} frequencies")
+        if self.experts and not 1 <= self.experts.used <= self.experts.count:
+            raise ModelError(f"a token cannot go through {self.experts.used} of {self.experts.count} experts")
         for name in ("rotations", "windows"):
             if (given := len(getattr(self, name))) not in (0, self.layers):
                 raise ModelError(f"{name} are given for {given} of {self.layers} layers")

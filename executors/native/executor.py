@@ -18,7 +18,7 @@ from octavo.core.grammar import GrammarError, Grammars
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
-from octavo.executors.drafting.contract import Draft, Host
+from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.verification import agreed, verify
 from octavo.executors.facts import check_memory, model_facts
@@ -45,7 +45,7 @@ class NativeExecutor:
         self.model = model
         self._residents = Residents()
         self._matchers = Matchers(grammars)
-        self._settlement = Settlement(self._residents, facts.vocab_size)
+        self._settlement = Settlement(facts.vocab_size)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
 
     @classmethod
@@ -101,16 +101,26 @@ class NativeExecutor:
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], copies)
         out = self.model.step(inputs)
+        poisoned: list[int] = []
         for i, ask in zip(sound, asks, strict=True):
-            outcomes[i] = self._outcome(runs[i], drafts[i], ask, out)
+            if _own_finite(runs[i], ask, out):
+                outcomes[i] = self._outcome(runs[i], drafts[i], ask, out)
+            elif drafts[i].tokens:
+                poisoned.append(i)
+            else:
+                outcomes[i] = Outcome(
+                    f"the model's numbers for positions [{runs[i].start}, {runs[i].end}) are not finite"
+                )
+        if poisoned:  # perhaps by a guess, in one tile with it: a run is judged by its own tokens
+            none = int32s([])
+            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), (none, none))
+            for i, outcome in zip(poisoned, alone, strict=True):
+                outcomes[i] = outcome
         return outcomes
 
     def _outcome(self, run: Run, draft: Draft, ask: Ask, out: Outputs) -> Outcome:
-        """A run is judged by its own tokens: a guess whose numbers are not finite ends the guesses, nothing else."""
+        """Of a run whose own numbers are finite: a guess whose are not ends the guesses, nothing else."""
         finite = out.sample_finite[ask.sample : ask.sample + ask.samples]
-        certain = ask.about + run.samples
-        if not all(out.finite[ask.start : ask.own]) or not all(finite[:certain]):
-            return Outcome(f"the model's numbers for positions [{run.start}, {run.end}) are not finite")
         sound = len(finite) if all(finite) else finite.index(False)
         if ask.logits >= 0:
             return self._say(run, draft, ask.about, out.logits[ask.logits : ask.logits + sound])
@@ -145,6 +155,12 @@ class NativeExecutor:
             return drawn[: agreed(drawn, draft.tokens[: len(rows) - 1])]
         context = Context(sampling, resident.choice, resident.prompt_len, resident.tokens)
         return verify(rows, draft, context, rule, partial(self._matchers.mask, resident))
+
+
+def _own_finite(run: Run, ask: Ask, out: Outputs) -> bool:
+    """Whether all numbers of the run's own tokens are, whatever its guesses' are."""
+    certain = ask.sample + ask.about + run.samples
+    return all(out.finite[ask.start : ask.own]) and all(out.sample_finite[ask.sample : certain])
 
 
 def _kv_kind(config: Config) -> Kind:

@@ -19,6 +19,7 @@ from octavo.executors.native.library import CMatrix, Kind, int32s
 
 LANES = 16
 GROUP = 32
+OUTSIDE = -2
 Wanted: TypeAlias = Literal["file", "w8", "w4"]
 """`file` keeps the file's numbers; w8 and w4 make groups of 32 columns of floats, not of what has groups already."""
 _PACKED = {
@@ -102,10 +103,15 @@ def size_of(matrix: CMatrix) -> int:
 
 
 def fill(library: ctypes.CDLL, matrix: CMatrix, rows: Rows, targets: Int32s) -> None:
-    """Pack `rows` as rows `targets` of the matrix. Raises `ModelError` when the numbers are not finite."""
+    """Pack `rows` as rows `targets` of the matrix. Raises `ModelError` when a target is outside of it, or the numbers
+    are not finite."""
     data, order, targets = np.ascontiguousarray(rows.data), int32s(rows.order), int32s(targets)
     pointers = data.ctypes.data, len(order), order.ctypes.data, targets.ctypes.data
     code = library.oct_matrix_fill(matrix, int(rows.kind), *pointers)
+    if code == OUTSIDE:
+        raise ModelError(
+            f"rows {int(targets.min())} to {int(targets.max())} cannot be packed into a matrix of {matrix.rows}"
+        )
     if code < 0:
         raise ModelError(f"weights stored as {rows.kind.name} cannot be packed as {Kind(matrix.kind).name}")
     if code:

@@ -57,7 +57,7 @@ bool any_may_win(const float* x, const uint32_t* word, float top, float slope, f
     int found = 0;
     for (int i = 0; i < NOISE_AT_ONCE; i++) {
         float place = (x[i] - top) * slope + base;
-        place = place < 0 ? 0 : place;
+        place = place > 0 ? place : 0;
         place = place > 1.1e9f ? 1.1e9f : place;
         const int32_t bits = int32_t(place);
         float bound;
@@ -80,7 +80,7 @@ int32_t draw(const float* logits, int32_t n, double temperature, uint64_t seed, 
         return score - std::log(-std::log((double(words[size_t(i)]) + 0.5) / 4294967296.0));
     };
     int best = 0;
-    while (logits[best] != top) best++;
+    while (best < n - 1 && logits[best] != top) best++;  // the bound is for rows with NaN, whose draw means nothing
     double most_yet = value(best);
     const double unit = 8388608.0 / std::log(2.0);  // of an exponent, in the bits of a float
     const bool sift = temperature > 1e-3;           // below, a float would not tell near ones apart, nor hold the slope

@@ -242,6 +242,8 @@ OCT_API int32_t oct_matrix_shape(OctMatrix* w, int32_t kind, int32_t rows, int32
 OCT_API int32_t oct_matrix_fill(const OctMatrix* w, int32_t source_kind, const uint8_t* source, int32_t count,
                                 const int32_t* source_rows, const int32_t* target_rows) {
     if (!possible(w->kind, source_kind)) return -1;
+    for (int32_t i = 0; i < count; i++)
+        if (target_rows[i] < 0 || target_rows[i] >= w->rows) return -2;
     const Source unit = source_of(source_kind);
     const size_t bytes = size_t(w->cols) / size_t(unit.columns) * size_t(unit.bytes);
     for (int32_t i = 0; i < count; i++) {

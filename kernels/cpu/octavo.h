@@ -113,8 +113,9 @@ OCT_API int32_t oct_isa_best(void);  // the best level that this processor has: 
 // Fill in all of a matrix but `data`, which takes blocks · block_bytes, aligned to 64, zeroed. 0, or -1: columns go in
 // whole groups of 32, those of K4, K5 and K6 in groups of 256.
 OCT_API int32_t oct_matrix_shape(OctMatrix*, int32_t kind, int32_t rows, int32_t cols);
-// Row source_rows[i] of `source` becomes row target_rows[i]. 0; -1 when this kind cannot be made of that source; i + 1
-// when a number of row i, or a scale of it, is not finite.
+// Row source_rows[i] of `source` becomes row target_rows[i]. 0; -1 when this kind cannot be made of that source, -2 when
+// a target is outside of the matrix, and nothing is written then; i + 1 when a number of row i, or a scale of it, is not
+// finite.
 OCT_API int32_t oct_matrix_fill(const OctMatrix*, int32_t source_kind, const uint8_t* source, int32_t count,
                                 const int32_t* source_rows, const int32_t* target_rows);
 // y[n][16 · blocks] = x[n][cols] Wᵀ on the calling thread.

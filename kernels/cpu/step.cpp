@@ -164,7 +164,7 @@ struct OctModel final : Job {
         for (size_t i = 0; i < widths.size(); i++) rows[i] = Region(counts[i] * size_t(widths[i]) * 4);
         shared = Prepared(slots > size_t(capacity) ? slots : size_t(capacity), widest);
         choices.resize(size_t(capacity) * size_t(used));
-        checks = Region(size_t(capacity) * LANES * 4);
+        checks = Region(size_t(capacity) * size_t(shape.threads) * LANES * 4);
     }
 
     int check(const OctStep& s) const;
@@ -197,7 +197,7 @@ private:
     void remember(const OctOp& op, int token, int head, int thread) const;
     void attend(const OctOp& op, const Unit& unit, int thread);
     void see(const OctOp& op, const Unit& unit, int from, int count, int segment, float* part, int thread) const;
-    void head(const OctOp& op, int chunk, int total) const;
+    void head(const OctOp& op, int chunk, int total, int thread) const;
     void choose(const OctOp& op, int token);
     void seat();
     void expert(const OctOp& op, int chunk, int total);
@@ -209,7 +209,7 @@ private:
 
     int widest = 0, capacity = 0, group = 1;
     Prepared shared;
-    Region checks;
+    Region checks;  // by thread and sample: a NaN where a logit is not finite
     std::vector<Scratch> scratch;
     std::vector<uint32_t> chunks;
     std::vector<Tile> tiles;
@@ -340,7 +340,7 @@ void OctModel::plan() {
                 second = now->samples ? product_chunks(ops[i]) : 0;
                 bests.assign(size_t(second) * size_t(now->samples), -3.4e38f);
                 best_ids.assign(size_t(second) * size_t(now->samples), 0);
-                memset(checks.as<float>(), 0, size_t(now->samples) * LANES * 4);
+                memset(checks.as<float>(), 0, size_t(shape.threads) * size_t(now->samples) * LANES * 4);
                 break;
         }
     }
@@ -363,7 +363,9 @@ void OctModel::step(const OctStep& s) {
                 best = bests[part * samples + m];
                 s.best[m] = best_ids[part * samples + m];
             }
-        s.sample_finite[m] = isa.finite(checks.as<float>() + m * LANES, LANES);
+        s.sample_finite[m] = 1;
+        for (size_t t = 0; t < size_t(shape.threads); t++)
+            s.sample_finite[m] &= uint8_t(isa.finite(checks.as<float>() + (t * samples + m) * LANES, LANES));
     }
 }
 
@@ -421,7 +423,7 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
             for (int i = from; i < to; i++) blend(op, i);
             break;
         case OCT_HEAD:
-            if (second) return head(op, chunk, total);
+            if (second) return head(op, chunk, total, thread);
             range(now->tokens, from, to);
             for (int i = from; i < to; i++) now->finite[i] = isa.finite(row(op.in, i), widths[size_t(op.in)]);
             range(now->samples, from, to);
@@ -625,7 +627,7 @@ void OctModel::blend(const OctOp& op, int token) const {
     }
 }
 
-void OctModel::head(const OctOp& op, int chunk, int total) const {
+void OctModel::head(const OctOp& op, int chunk, int total, int thread) const {
     Sink sink{};
     sink.mode = Sink::HEAD;
     sink.out = now->logits;
@@ -636,7 +638,7 @@ void OctModel::head(const OctOp& op, int chunk, int total) const {
     sink.logit_rows = now->logit_rows;
     sink.best = const_cast<float*>(bests.data()) + size_t(chunk) * size_t(now->samples);
     sink.best_id = const_cast<int32_t*>(best_ids.data()) + size_t(chunk) * size_t(now->samples);
-    sink.check = checks.as<float>();
+    sink.check = checks.as<float>() + size_t(thread) * size_t(now->samples) * LANES;
     const int blocks = op.matrix->blocks;
     isa.product(*op.matrix, int(int64_t(blocks) * chunk / total), int(int64_t(blocks) * (chunk + 1) / total),
                 view(shared), now->samples, shape.exact, sink);

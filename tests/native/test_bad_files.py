@@ -20,6 +20,7 @@ from octavo.executors.loading.from_gguf import from_gguf
 from octavo.executors.native.program import Weights
 from tests.executors.test_loading import write_gguf
 from tests.executors.tiny import save_tiny
+from tests.native.families import save_family
 from tests.native.net import library, logits_of, make
 
 GGUF = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
@@ -175,3 +176,23 @@ def test_fp8_weights(folder: Path, tmp_path_factory: pytest.TempPathFactory, sca
     ids = [1, 2, 3, 4]
     found = [logits_of(make(from_folder(each), exact=True), ids) for each in (folder, plain)]
     assert np.array_equal(found[0], found[1])
+
+
+def test_parts_of_unequal_size(folder: Path) -> None:
+    """Their sum is right: packed side by side they would run over."""
+    tensors = load_file(folder / "model.safetensors")
+    gate, up = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up"))
+    rows = len(tensors[gate])
+    change(folder, **{gate: tensors[gate][:-8].clone(), up: torch.cat([tensors[up], tensors[up][:8]])})
+    with pytest.raises(ModelError, match=rf"weight 1\.gate_up have \[{rows - 8}, {rows + 8}\] rows") as error:
+        from_folder(folder)
+    assert one_line(error)
+
+
+@pytest.mark.parametrize("used", [0, 6])
+def test_more_experts_than_there_are(tmp_path: Path, used: int) -> None:
+    save_family("mixtral", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": used}))
+    with pytest.raises(ModelError, match=f"{used} of 5 experts"):
+        from_folder(tmp_path)

@@ -29,6 +29,14 @@ def test_a_draw_is_the_samplers(temperature: float) -> None:
                 assert found == expected, (size, spread, shift, Isa(isa).name)
 
 
+@pytest.mark.parametrize("where", [0, 5, 96])
+def test_a_draw_from_numbers_that_are_none_is_a_token(where: int) -> None:
+    row = np.zeros(97, dtype=np.float32)
+    row[where:] = np.nan
+    for isa in levels():
+        assert 0 <= library().oct_draw(isa, row.ctypes.data, 97, 0.7, 3, 0, 5) < 97
+
+
 @pytest.mark.parametrize(
     "more",
     [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"bias": {1: 1.0}}, {"banned": ((1,),)}, {"repetition": 1.1}],

@@ -170,6 +170,14 @@ def test_weights_that_are_not_finite_are_found() -> None:
             packed(part._replace(data=data), kind)
 
 
+@pytest.mark.parametrize("outside", [-1, 20])
+def test_rows_are_packed_inside_of_a_matrix_only(outside: int) -> None:
+    for name in STORED:
+        part, kind = stored(name, 20, 256)
+        with pytest.raises(ModelError, match="a matrix of 20"):
+            packed(part, kind, [*range(19), outside])
+
+
 class Attention:
     """A model of nothing but attention: rows of q, k, v go in by its buffer."""
 
