@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.core.kv.pool import COMPARED, NO_BLOCK, BlockPool, chain_key
+from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
     Body,
@@ -42,6 +42,9 @@ from octavo.core.policy import PolicyHost
 from octavo.core.trace.catalogue import Event, KvEvicted, KvLeak, KvOverdraft, StepBound
 
 SHOWN_NAMESPACES = 8
+
+COMPARED_TENANTS = 32
+"""Other namespaces that are looked at to tell why a prefix is not found."""
 
 REFUSED = -1
 """Rebase end of a residency that does not exist (a refused fork, a slot that is not open)."""
@@ -76,8 +79,9 @@ class _Binding:
 
 
 class _Computed(NamedTuple):
-    """A chunk that the previous bind planned: its full blocks enter the tree in the next one."""
+    """A chunk that is planned: its full blocks enter the tree once the scheduler has the step's result."""
 
+    step: int
     slot: int
     open_id: int
     upto: int
@@ -180,9 +184,10 @@ class KvCore:
         evicted_before = self.pool.evicted
         now_ns = self.pool.now_ns = plan.now_ns
         for computed in self._computed:
-            if (residency := self._resident(computed.slot, computed.open_id)) is not None:
+            residency = self._resident(computed.slot, computed.open_id)
+            if residency is not None and computed.step <= plan.taken and computed.open_id not in plan.failed:
                 self._insert(binding, computed.slot, residency, computed.upto, now_ns)
-        self._computed = []
+        self._computed = [computed for computed in self._computed if computed.step > plan.taken]
         self._commit(binding, plan)
         for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
             self._release(slot, open_id)
@@ -329,11 +334,12 @@ class KvCore:
         return Matched(match.seq, end, miss.reason, end + miss.common, miss.evicted_ns)
 
     def _elsewhere(self, match: Match, limit: int) -> int:
-        """Tokens from the start that the tree has for somebody else. Only to tell why a prefix is not found, so only
-        the latest namespaces are looked at."""
-        others = (name for name in islice(reversed(self._tenants), COMPARED) if name != match.namespace)
-        longest = max((len(self._lookup(name, match.ids, limit)) for name in others), default=0)
-        return longest * self._block_size
+        """Tokens from the start that the tree has for somebody else: none, or the first block's. Only to tell why a
+        prefix is not found, so only the latest namespaces are looked at; and always all of these, lest the time that it
+        takes tell one tenant what another has asked."""
+        others = [name for name in islice(reversed(self._tenants), COMPARED_TENANTS) if name != match.namespace]
+        first = min(limit, self._block_size)
+        return self._block_size if sum(len(self._lookup(name, match.ids, first)) for name in others) else 0
 
     def _take_slot(self, slot: int, residency: Residency, end: int) -> None:
         self._residencies[slot] = residency
@@ -423,7 +429,7 @@ class KvCore:
         else:
             self._ends[at] = np.maximum(ends, capacity)
         for i in np.flatnonzero(valid & chunk).tolist():
-            self._computed.append(_Computed(int(slots[i]), int(plan.open_id[i]), int(capacity[i])))
+            self._computed.append(_Computed(plan.step, int(slots[i]), int(plan.open_id[i]), int(capacity[i])))
 
     def _grow(self, binding: _Binding, slot: int, need: int) -> None:
         residency = self._residencies[slot]

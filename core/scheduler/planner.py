@@ -52,6 +52,10 @@ class Planner:
         self.queue = queue
         self.ledger = ledger
         self.commits = Commits()
+        self.taken = 0
+        """The last step whose result is here."""
+        self.failed: list[int] = []
+        """Residencies that have failed since the last plan."""
         self.room = Room(slots, queue, ledger, host, chunk_budget=chunk_budget, depth=depth)
         self._admission = Admission(slots, queue, self.room)
         self._host = host
@@ -82,6 +86,7 @@ class Planner:
     def reset(self) -> None:
         """The KV-manager's state is new: nothing is resident, nothing needs to be told."""
         self.commits = Commits()
+        self.failed = []
         self.room.releases = []
 
     def plan(self, now_ns: int, idle: bool) -> tuple[StepPlan, Outstanding, list[Event]] | None:
@@ -283,6 +288,8 @@ class Planner:
             kind=np.repeat(_KINDS, (len(draft.decodes), len(draft.chunks))),
             start_or_cap=np.concatenate([draft.capacity, col([c[1] for c in draft.chunks])]),
             n=np.concatenate([draft.drafts + 1, col([c[2] for c in draft.chunks])]).astype(np.int32),
+            taken=self.taken,
+            failed=self.failed,
         )
         ones = np.ones(len(draft.decodes), dtype=np.int32)
         outstanding = Outstanding(
@@ -310,5 +317,6 @@ class Planner:
             open_ids=plan.open_id.tolist(),
         )
         self.commits = Commits()
+        self.failed = []
         self.room.releases = []
         return plan, outstanding, [planned, *draft.events]

@@ -97,6 +97,7 @@ class Steps:
         outstanding = self._outstanding.pop(result.step, None)
         if outstanding is None:
             return  # of a step that a recovery has given up
+        self._planner.taken = result.step
         slots, rows = self._slots, Rows()
         current = slots.open_id[outstanding.slot] == outstanding.open_id
         mine = outstanding.slot[current]
@@ -111,6 +112,7 @@ class Steps:
             self._take_others(now_ns, result, sequences, np.flatnonzero((result.n_new > 0) & ~taken), rows)
         for failed in result.failed:
             sequence = sequences[failed.open_id]
+            self._planner.failed.append(failed.open_id)
             if sequence.open_id == failed.open_id and sequence.state is not State.DONE:
                 self._finish(now_ns, sequence, "error", failed.reason, rows)
         self._book.observations.completed(now_ns, result)

@@ -203,7 +203,8 @@ def schemathesis(place: Place) -> str:
         (place.work / "openapi.json").write_bytes(httpx.get(f"{url}/openapi.json").content)
         program = (place.program("sdk", "schemathesis"), "--config-file", str(HERE / "schemathesis.toml"))
         out = place.run(*program, "run", "openapi.json", "--url", url, "-n", "20", "--seed", "1")
-    return re.findall(r"\d+ generated.*", out)[-1]
+    found: list[str] = re.findall(r"\d+ generated.*", out)
+    return found[-1]
 
 
 CLIENTS = {

@@ -133,6 +133,8 @@ class Driver:
             col([Kind.CHUNK if n else Kind.DECODE for _, n in work]),
             col([s.kv_len if n else len(s.ids) for s, n in work]),
             col([n or 1 for _, n in work]),
+            self._steps - 1,
+            [],
         )
         bind = StepBind(
             0,

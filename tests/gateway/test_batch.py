@@ -80,9 +80,19 @@ def test_answers_are_remembered_and_a_torn_one_is_not(tmp_path: Path) -> None:
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     path = written(tmp_path / "notes.jsonl", {"note": "mine"})
-    with pytest.raises(BatchError, match="line 1"):
-        AnswerFile(path)
-    assert json.loads(path.read_text()) == {"note": "mine"}
+    for text in (path.read_text(), path.read_text().strip()):
+        path.write_text(text)
+        with pytest.raises(BatchError, match="no answer of a batch"):
+            AnswerFile(path)
+        assert path.read_text() == text
+
+
+def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
+    first = AnswerFile(tmp_path / "answers.jsonl")
+    with pytest.raises(BatchError, match="another batch"):
+        AnswerFile(tmp_path / "answers.jsonl")
+    first.close()
+    AnswerFile(tmp_path / "answers.jsonl").close()
 
 
 class Moody:
@@ -98,11 +108,20 @@ class Moody:
         busy = self.asked[name] <= body["refuses"]
         answer: Response = JSONResponse({"name": name}, status_code=body["status"] if busy else 200)
         await answer(scope, receive, send)
+        if busy and body["status"] == 500:
+            raise RuntimeError("a fault of its own, which is raised again for the log")
 
 
 def test_only_a_busy_service_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "PAUSE_S", 0.0)
-    given = [("fine", 0, 0), ("busy", 2, 503), ("limited", 1, 429), ("wrong", 9, 400), ("hopeless", 99, 503)]
+    given = [
+        ("fine", 0, 0),
+        ("busy", 2, 503),
+        ("limited", 1, 429),
+        ("wrong", 9, 400),
+        ("fault", 9, 500),
+        ("hopeless", 99, 503),
+    ]
     lines = [Line(name, CHAT, {"name": name, "refuses": n, "status": status}) for name, n, status in given]
     app, file = Moody(), AnswerFile(tmp_path / "answers.jsonl")
     seen: list[int] = []
@@ -110,9 +129,9 @@ def test_only_a_busy_service_is_asked_again(tmp_path: Path, monkeypatch: pytest.
     file.close()
     found = answers(tmp_path / "answers.jsonl")
     assert {name: one["status_code"] for name, one in found.items()} == {
-        "fine": 200, "busy": 200, "limited": 200, "wrong": 400,
+        "fine": 200, "busy": 200, "limited": 200, "wrong": 400, "fault": 500,
     }  # fmt: skip
-    assert app.asked == {"fine": 1, "busy": 3, "limited": 2, "wrong": 1, "hopeless": batch.TRIES}
+    assert app.asked == {"fine": 1, "busy": 3, "limited": 2, "wrong": 1, "fault": 1, "hopeless": batch.TRIES}
     assert len(seen) == len(lines)
 
 

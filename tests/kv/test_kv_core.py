@@ -62,7 +62,7 @@ class Kv:
             ],
             EMPTY,
         )
-        fields = {**empty, "opens": [], "forks": [], **more}
+        fields = {**empty, "opens": [], "forks": [], "taken": self.steps - 1, "failed": [], **more}
         plan = StepPlan(
             scheduler_gen=1, step=self.steps, now_ns=self.steps, slot=columns[0], open_id=columns[1], kind=columns[2],
             start_or_cap=columns[3], n=columns[4], **fields,
@@ -257,12 +257,33 @@ def test_without_caching_nothing_is_ever_shared() -> None:
     assert kv.match([*PROMPT, 1]) == 0
 
 
+def test_what_is_computed_is_shared_only_once_its_result_is_there() -> None:
+    kv = Kv()
+    kv.prefill(0, 1)
+    kv.plan(taken=0)
+    assert kv.match([*PROMPT, 1]) == 0
+    kv.plan(taken=1)
+    assert kv.match([*PROMPT, 1]) == len(PROMPT) // 4 * 4
+
+
+def test_what_has_failed_is_never_shared() -> None:
+    """Nor what was planned ahead of the failure, which nobody has computed."""
+    kv = Kv()
+    opening = Open(0, 1, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")
+    kv.plan([(0, 1, Kind.CHUNK, 0, 4)], opens=[opening])
+    kv.plan([(0, 1, Kind.CHUNK, 4, 4)], taken=0)
+    kv.plan(taken=1, failed=[1], release_slot=col([0]), release_open_id=col([1]))
+    kv.plan(taken=2)
+    assert kv.match([*PROMPT, 1]) == 0
+    assert kv.core.pool.cached == 0
+
+
 def test_a_leak_is_reported_and_repaired_when_idle() -> None:
     kv = Kv()
     kv.prefill(0, 1)
     kv.core.pool._free.pop()
     plan = StepPlan(
-        1, 9, 9, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, col([0]), col([1]), [], [], EMPTY, EMPTY, EMPTY, EMPTY, EMPTY
+        1, 9, 9, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, col([0]), col([1]), [], [], EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 8, []
     )
     (leak,) = (e for e in kv.core.apply(9, plan).events if isinstance(e, KvLeak))
     assert leak.total == 16

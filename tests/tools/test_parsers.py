@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.plugins.tools.calls import bare_json, hermes, llama3_json, mistral
-from octavo.plugins.tools.contract import Call, Content, Parser, Reasoning, Said
+from octavo.plugins.tools.contract import Call, Content, Parser, Reasoning, Said, ToolParser
 from octavo.plugins.tools.think import think, think_open
 
 NAMES = frozenset({"f", "look_up"})
@@ -43,7 +42,7 @@ def cut(text: str, n: int) -> list[str]:
     return [text[i : i + n] for i in range(0, len(text), n)]
 
 
-CASES: list[tuple[Callable[[frozenset[str]], Parser], str, list[Said]]] = [
+CASES: list[tuple[ToolParser, str, list[Said]]] = [
     (hermes, f"<tool_call>\n{AS_JSON}\n</tool_call>", [CALL]),
     (
         hermes,
@@ -63,9 +62,7 @@ CASES: list[tuple[Callable[[frozenset[str]], Parser], str, list[Said]]] = [
 
 @pytest.mark.parametrize(("make", "text", "expected"), CASES)
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 10_000])
-def test_h25_calls_are_the_same_at_any_cut(
-    make: Callable[[frozenset[str]], Parser], text: str, expected: list[Said], n: int
-) -> None:
+def test_h25_calls_are_the_same_at_any_cut(make: ToolParser, text: str, expected: list[Said], n: int) -> None:
     assert said(make(NAMES), cut(text, n)) == expected
 
 

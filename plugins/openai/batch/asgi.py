@@ -18,7 +18,7 @@ class Reply(NamedTuple):
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> Reply:
-    """The whole answer."""
+    """The whole answer. A fault of the application's own, which it raises again after its answer, is in the answer."""
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -55,5 +55,9 @@ async def post(app: ASGIApp, path: str, body: bytes) -> Reply:
         else:
             chunks.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception:
+        if not chunks:
+            raise
     return Reply(status, headers, b"".join(chunks))

@@ -24,7 +24,7 @@ from octavo.plugins.openai.app import build_app
 from octavo.plugins.openai.batch.asgi import Reply, post
 from octavo.plugins.openai.batch.requests import AnswerFile, BatchError, Line, Response, read_requests
 
-BUSY = frozenset({429, 500, 502, 503, 504})
+BUSY = frozenset({429, 502, 503, 504})
 """Statuses that say nothing about the request itself: it is asked again, here a few times and then by the next run."""
 
 TRIES = 5

@@ -9,6 +9,7 @@ asked again, and a line that a crash has cut off is as if it had never been begu
 
 from __future__ import annotations
 
+import fcntl
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ from typing import Any, Literal
 import msgspec
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+
+_BEGINNING = b'{"id":"batch_req_'
+"""Of an answer's line, as we write it."""
 
 
 class BatchError(Exception):
@@ -72,22 +77,33 @@ class AnswerFile:
     """The answers so far; open while more are written. `done` are the custom_ids that are in it."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `BatchError` if the file holds anything but answers."""
+        """Raises `BatchError` if the file holds anything but answers, or another batch is writing it."""
         self.done: set[str] = set()
-        whole = 0
-        if path.exists():
-            data = path.read_bytes()
-            whole = data.rfind(b"\n") + 1  # what follows was cut off
-            for number, text in enumerate(data[:whole].splitlines(), 1):
-                try:
-                    self.done.add(msgspec.json.decode(text, type=Answered).custom_id)
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    raise BatchError(
-                        f"{path}, line {number} is no answer of a batch ({error}); name another --output"
-                    ) from error
-        self._file = path.open("r+b" if whole else "wb")
-        self._file.truncate(whole)
-        self._file.seek(whole)
+        self._file = path.open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.truncate(self._read(path, path.read_bytes()))
+        except BlockingIOError as error:
+            self._file.close()
+            raise BatchError(f"another batch is writing {path}") from error
+        except BatchError:
+            self._file.close()
+            raise
+
+    def _read(self, path: Path, data: bytes) -> int:
+        """Take what is answered; gives how many bytes that is."""
+        whole = data.rfind(b"\n") + 1
+        torn = data[whole:]
+        if not _BEGINNING.startswith(torn[: len(_BEGINNING)]):
+            raise BatchError(f"{path} ends in something that is no answer of a batch; name another --output")
+        for number, text in enumerate(data[:whole].splitlines(), 1):
+            try:
+                self.done.add(msgspec.json.decode(text, type=Answered).custom_id)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise BatchError(
+                    f"{path}, line {number} is no answer of a batch ({error}); name another --output"
+                ) from error
+        return whole
 
     def write(self, custom_id: str, response: Response) -> None:
         """Written through at once, so that whatever ends this process, it is kept."""
