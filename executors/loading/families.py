@@ -321,8 +321,9 @@ def _rope(config: Config, given: Config, head_dim: int, folder: Path) -> tuple[R
     factor = float(given.get("factor") or 1.0)
     if kind == "default":
         return plain, longest
-    if kind == "linear":
-        return replace(plain, kind=kind, factor=factor), int(longest * factor)
+    if kind == "linear":  # Gemma 3 gives the length that it has scaled already
+        scaled = str(config.get("model_type")).startswith("gemma3")
+        return replace(plain, kind=kind, factor=factor), longest if scaled else int(longest * factor)
     if kind == "dynamic":
         return replace(plain, kind=kind, factor=factor, original_context=longest), int(longest * factor)
     if kind == "llama3":

@@ -213,8 +213,9 @@ class _Metadata:
         if kind == "none":
             return plain, longest
         factor = float(self.get("rope.scaling.factor"))
-        if kind == "linear":
-            return replace(plain, kind=kind, factor=factor), int(longest * factor)
+        if kind == "linear":  # Gemma 3 gives the length that it has scaled already
+            scaled = self._architecture == "gemma3"
+            return replace(plain, kind=kind, factor=factor), longest if scaled else int(longest * factor)
         if kind == "yarn":
             scale = float(self.get("rope.scaling.attn_factor", 1.0)) * yarn_scale(factor)
             rope = replace(plain, kind=kind, factor=factor, original_context=original, scale=scale)

@@ -83,6 +83,21 @@ def test_a_scaled_rotation_says_how_far_it_reaches(tmp_path: Path, rope: dict[st
         spec_of(config | {"rope_parameters": {"rope_type": "stretchy", "rope_theta": 1e4}}, tmp_path)
 
 
+@pytest.mark.parametrize("written", ["rope_parameters", "rope_scaling"])
+def test_the_context_of_gemma_3_is_scaled_already(tmp_path: Path, written: str) -> None:
+    from octavo.executors.loading.families import spec_of
+
+    save_family("gemma3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    linear = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    if written == "rope_parameters":
+        config[written] = {"full_attention": linear, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    else:
+        config = {key: value for key, value in config.items() if key != "rope_parameters"} | {written: linear}
+    spec = spec_of(config, tmp_path)
+    assert (spec.context, spec.rope.factor) == (512, 8.0)
+
+
 def test_dynamic_frequencies_are_those_of_a_text_of_the_full_length() -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

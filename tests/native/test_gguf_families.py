@@ -59,6 +59,9 @@ def write(path: Path, architecture: str, model: PreTrainedModel) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -99,6 +102,15 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     error = float(np.abs(found - expected).max())
     print(f"{name}: largest difference {error:.1e}")
     assert error < LARGEST_ERROR * max(1.0, float(np.abs(expected).max()) / 10)
+
+
+@pytest.mark.parametrize(("name", "architecture", "context"), [("gemma3", "gemma3", 512), ("qwen2", "qwen2", 4096)])
+def test_the_context_of_gemma_3_is_scaled_already(tmp_path: Path, name: str, architecture: str, context: int) -> None:
+    model = save_family(name, tmp_path)
+    model.config.rope_parameters = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    write(tmp_path / "m.gguf", architecture, model)
+    spec = from_gguf(tmp_path / "m.gguf").spec
+    assert (spec.context, spec.rope.factor) == (context, 8.0)
 
 
 MIX = {"attn_v": GgmlType.Q6_K, "ffn_down": GgmlType.Q6_K, "attn_q": GgmlType.Q4_K, "attn_k": GgmlType.Q4_K}
