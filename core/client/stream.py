@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 BEHIND = 64
-"""So many pieces may wait; then the next ones are joined to the last, if they are of its choice."""
+"""So many pieces may wait; then the next ones are joined to the last of their choice, if one waits."""
 
 
 class ClientError(Exception):
@@ -103,6 +103,16 @@ class _Taking:
     held_ns: int = 0
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A piece that nobody has taken yet."""
+
+    piece: Piece
+    came_ns: int
+    sent: Times | None
+    """What came with it of the whole choice."""
+
+
 class Watcher(Protocol):
     """Somebody who counts: told of each piece as its consumer takes it, and when the stream is left."""
 
@@ -157,13 +167,16 @@ class Stream:
         self._open_choices = n
         self._unfed_choices = n
         self._cancel = cancel
-        self._pieces: deque[tuple[Piece, int, Times | None]] = deque()
-        """Each with when it came, and what came with it of the whole choice."""
+        self._pieces: deque[_Waiting] = deque()
+        self._last: dict[int, _Waiting] = {}
+        """Of `_pieces`, the last of each choice."""
         self._prompt_tokens: int | None = None
         self.error: ClientError | None = None
         """What has ended it, once all pieces before have been taken."""
         self.watch: Watcher | None = None
         self._backlog: Backlog | None = None
+        self._free = 0
+        """So much of what waits does not count in the backlog."""
         self._closed = False
         self._news = anyio.Event()
 
@@ -187,20 +200,27 @@ class Stream:
             if self._open_choices == 0 or self._closed:
                 raise StopAsyncIteration
             await self._wait()
-        piece, came_ns, sent = self._pieces.popleft()
+        first = self._pieces.popleft()
+        piece = first.piece
+        if self._last[piece.choice] is first:
+            del self._last[piece.choice]
         if self._backlog is not None:
-            self._backlog.add(-_weight(piece))
+            weight = _weight(piece)
+            free = min(weight, self._free)
+            self._free -= free
+            self._backlog.add(free - weight)
         if piece.finish is not None:
             self._open_choices -= 1
-        self._note(piece, came_ns, sent)
+        self._note(first)
         if self.watch is not None:
             self.watch.piece(piece)
         return piece
 
-    def _note(self, piece: Piece, came_ns: int, sent: Times | None) -> None:
+    def _note(self, waiting: _Waiting) -> None:
         """The consumer takes this piece."""
+        piece = waiting.piece
         now_ns = time.monotonic_ns()
-        held_ns = now_ns - came_ns
+        held_ns = now_ns - waiting.came_ns
         if (taking := self._taking.get(piece.choice)) is None:
             taking = self._taking[piece.choice] = _Taking(Pace(self._received_ns))
         if piece.ids:
@@ -209,7 +229,7 @@ class Stream:
         taking.held_ns = max(taking.held_ns, held_ns)
         if piece.finish is not None and self._taken is not None:
             times = taking.pace.end(now_ns)
-            how = TakenChoice(piece.choice, taking.tokens, times, taking.held_ns, held_ns, sent)
+            how = TakenChoice(piece.choice, taking.tokens, times, taking.held_ns, held_ns, waiting.sent)
             self._taken(self.request_id, how)
 
     async def aclose(self) -> None:
@@ -236,10 +256,9 @@ class Stream:
         self._wake()
 
     def bound(self, backlog: Backlog) -> None:
-        """From now on, what waits counts in `backlog`."""
+        """What comes from now on counts in `backlog` while it waits: what waits already could not be taken before."""
         self._backlog = backlog
-        for piece, _, _ in self._pieces:
-            self._hold(piece)
+        self._free = sum(_weight(waiting.piece) for waiting in self._pieces)
 
     def feed(self, row: Row) -> None:
         piece = Piece(
@@ -257,11 +276,12 @@ class Stream:
         if not self._hold(piece):
             return
         self._unfed_choices -= piece.finish is not None
-        if len(self._pieces) >= BEHIND and self._pieces[-1][0].choice == piece.choice:
-            former, came_ns, _ = self._pieces.pop()
-            self._pieces.append((_joined(former, piece), came_ns, row.times))
+        last = self._last.get(piece.choice)
+        if last is not None and len(self._pieces) >= BEHIND:
+            last.piece, last.sent = _joined(last.piece, piece), row.times
         else:
-            self._pieces.append((piece, time.monotonic_ns(), row.times))
+            self._last[piece.choice] = waiting = _Waiting(piece, time.monotonic_ns(), row.times)
+            self._pieces.append(waiting)
         self._wake()
 
     def _hold(self, piece: Piece) -> bool:
@@ -269,6 +289,7 @@ class Stream:
         if self._backlog is None or self._backlog.add(_weight(piece)):
             return True
         self._pieces.clear()
+        self._last.clear()
         self.fail(Overrun(self._backlog.limit))
         return False
 

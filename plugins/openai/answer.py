@@ -82,7 +82,7 @@ class Caller:
     trace_id: str
     tenant: str = ""
     buffer_bytes: int = 4 * 1024 * 1024
-    """Output that may wait for it; with more, its connection is dropped."""
+    """Output of a stream that may wait for it; with more, its connection is dropped."""
     load: Load = field(default_factory=Load)
     charge: Callable[[int], None] | None = None
     """Told the tokens of the answer, prompt and output, once it has ended in whatever way."""
@@ -116,13 +116,15 @@ class Answer(Response):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_disconnected, receive, tasks.cancel_scope)
             try:
-                drop = scope.get("extensions", {}).get(DROP, tasks.cancel_scope.cancel)
-                backlog = Backlog(self._caller.buffer_bytes, drop)
                 async with AsyncExitStack() as streams:
                     opened = [await streams.enter_async_context(stream) async for stream in self._open()]
                     for number, stream in enumerate(opened):
-                        stream.bound(backlog)
                         self._total.prompt += await self._accepted(number, stream)
+                    if self._asked.stream:  # how fast a whole answer is read shows only once it is complete
+                        drop = scope.get("extensions", {}).get(DROP, tasks.cancel_scope.cancel)
+                        backlog = Backlog(self._caller.buffer_bytes, drop)
+                        for stream in opened:
+                            stream.bound(backlog)
                     await self._respond(tasks, opened, scope, receive, send)
             except ApiError as known:
                 # Raised only before the response has begun.

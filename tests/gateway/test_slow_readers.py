@@ -11,12 +11,13 @@ from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from octavo.core.client.stream import Stream
 from octavo.core.config.schema import Config, ServerConfig
 from octavo.core.messages import Params, Row
-from octavo.plugins.openai.app import Server
+from octavo.plugins.openai.app import Server, build_app
 from tests.gateway.conftest import FakeEngine, serving
 
 KIB = 1024
@@ -121,6 +122,21 @@ def test_one_that_reads_a_byte_now_and_then_is_dropped_in_time_and_others_never_
             assert got - before > 10 * EVENT
             assert eager.recv(1 << 20)
         eventually("the eager one has left too", lambda: len(engine.cancelled) == 4)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_comes_while_nobody_could_read_it_drops_nobody(anyio_backend: str, stream: bool) -> None:
+    """All output of the first prompts is there before the last is accepted, and more than the limit."""
+    engine = FakeEngine()
+    engine.answer = "y" * 100
+    app = build_app(engine, Config(server=ServerConfig(stream_buffer_bytes=4 * KIB)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://octavo") as http:
+        body = {"prompt": ["a", "b", "c"], "stream": stream, "logprobs": 1, "max_tokens": 100}
+        response = await http.post("/v1/completions", json=body)
+    assert response.status_code == 200
+    assert response.text.count('"finish_reason":"stop"') == 3
+    assert not engine.cancelled
 
 
 def test_one_that_has_gone_while_its_backlog_grew_over_the_limit_disturbs_nobody() -> None:
