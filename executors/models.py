@@ -22,6 +22,8 @@ from octavo.executors.loading.spec import Spec
 from octavo.executors.native.matrix import GROUP, native_kind
 
 FAILED = 1
+PERHAPS = "perhaps: it is tried at start"
+"""Said of the executor `transformers`, which knows only when it has loaded a folder whether it can run it."""
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,12 +62,16 @@ def command(path: str = "default", /, *, json_: Annotated[bool, Parameter(name="
 
 
 def describe(path: str) -> Described:
+    files = None
     try:
-        checkpoint = open_checkpoint(locate(path))
+        files = locate(path)
+        checkpoint = open_checkpoint(files)
     except (ModelError, OSError) as error:
-        return Described(model=path, refused={"native": str(error), "cpu": str(error), "cuda": str(error)})
+        runs = {"transformers": PERHAPS} if files is not None and files.kind == "folder" else {}
+        return Described(model=path, runs=runs, refused=dict.fromkeys(("native", "cpu", "cuda"), str(error)))
     spec, beyond = checkpoint.spec, checkpoint.spec.beyond_llama()
-    runs, refused = {"native": _natively(checkpoint)}, {}
+    runs = {"native": _natively(checkpoint)}
+    refused: dict[str, str] = {}
     for torch_one in ("cpu", "cuda"):
         if beyond:
             refused[torch_one] = f"it does not have {beyond}"

@@ -74,6 +74,15 @@ def checked(make: Callable[[], PreTrainedModel]) -> tuple[Spec, Decoder]:
     """The model with the first arithmetic that makes it independent of company; raises `ModelError` if it is not what
     the library computes. `make` makes it anew: a decoder takes a model's weights over."""
     model = make()
+    try:
+        return _checked(model, make)
+    except (AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:
+        # Any model of the library gets here, and each reads a config and calls attention in its own way.
+        kind = model.config.model_type
+        raise ModelError(f"this {kind} model cannot be run by transformers here: {_said(error)}") from error
+
+
+def _checked(model: PreTrainedModel, make: Callable[[], PreTrainedModel]) -> tuple[Spec, Decoder]:
     ids = torch.arange(_SAMPLE) * 7919 % int(model.config.get_text_config().vocab_size)
     with torch.inference_mode():
         expected = _library_logits(model, ids)
@@ -102,11 +111,16 @@ def _from_library(folder: Path) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{folder} cannot be loaded by transformers: {first}") from error
+    except (OSError, AttributeError, TypeError, ValueError, LookupError, ImportError, RuntimeError) as error:
+        raise ModelError(f"{folder} cannot be loaded by transformers: {_said(error)}") from error
     model.train(False)
     return model
+
+
+def _said(error: Exception) -> str:
+    """One line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _content(folder: Path) -> list[Path]:

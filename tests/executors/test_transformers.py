@@ -18,6 +18,7 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     GPT2Config,
+    Llama4TextConfig,
     MambaConfig,
     PreTrainedConfig,
     StableLmConfig,
@@ -129,8 +130,10 @@ def _piece(sequence: Sequence) -> tuple[Sequence, int]:
     [
         (BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=VOCAB), "bloom model"),
         (MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=VOCAB), "mamba model"),
+        (Llama4TextConfig(**SMALL, head_dim=8, intermediate_size_mlp=48, num_local_experts=2),
+         "llama4_text model cannot be run by transformers here: .* no attribute 'language_model'"),
     ],
-)
+)  # fmt: skip
 def test_who_keeps_attention_to_itself_is_refused_by_name(tmp_path: Path, config: PreTrainedConfig, why: str) -> None:
     save(AutoModelForCausalLM.from_config(config, dtype=torch.float32), tmp_path)  # type: ignore[no-untyped-call]
     with pytest.raises(ModelError, match=why):

@@ -42,6 +42,14 @@ def test_a_folder_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert not found["cut.gguf"].get("runs")
 
 
+def test_what_no_program_knows_may_be_the_librarys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "cohere"}))
+    (tmp_path / "model.safetensors").touch()
+    assert command(str(tmp_path)) == 0
+    assert "perhaps: it is tried at start" in capsys.readouterr().out
+    assert describe(str(tmp_path)).runs.keys() == {"transformers"}
+
+
 def test_nothing_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(str(tmp_path)) == 1
     assert "nothing that can be run" in capsys.readouterr().err
