@@ -5,6 +5,10 @@ rendered, their names in the conversation are marked; afterwards the names that 
 get other names, which nobody can know from outside, and a copy of the tokenizer in which control tokens have only those
 names does the rest. Where a conversation has no such name, nothing of this happens. A plain prompt may hold control
 tokens: whoever writes one writes the whole template.
+
+Control tokens are the special ones, and others that are spelled as such (`<|…|>`, also with full-width bars): some
+models do not call their turn marks special. What else a tokenizer has added are words to be used, like `<think>`, which
+templates look for in messages, and runs of spaces.
 """
 
 from __future__ import annotations
@@ -18,23 +22,32 @@ import msgspec
 from tokenizers import Tokenizer
 
 from octavo.core.messages import Chat
+from octavo.core.models.errors import ModelError
+
+_SPELLED_AS_CONTROL = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
+_DIGITS = 24
 
 
 class Literal:
-    """For one tokenizer; its copy is made when it is first needed."""
+    """For one tokenizer. Raises `ModelError` if there can be no such copy of it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder().values()
-        names = sorted((token.content for token in added if token.special), key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self._tokenizer = tokenizer
-        self._copy: Tokenizer | None = None
-        nonce = secrets.token_hex(8)
-        self._mark = f"\ue002{nonce}\ue003"
-        self._secret = f"\ue004{nonce}\ue005"
+        control = (token.content for token in added if _is_control(token.content, token.special))
+        self._names = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or r"(?!)")
+        # The template has the mark and may show it, in whatever way it escapes text: digits stay as they are. Nothing
+        # follows from it to the secret, which no template ever sees.
+        self._mark = str(secrets.randbelow(10**_DIGITS)).zfill(_DIGITS)
+        self._secret = f"\ue004{secrets.token_hex(16)}\ue005"
+        try:
+            self._copy = self._renamed(tokenizer)
+        except Exception as error:  # the library has no narrower class
+            raise ModelError(
+                f"the model's tokenizer has no form in which control tokens can be told from their names: {error}"
+            ) from error
 
     def marked(self, chat: Chat) -> Chat | None:
-        """The conversation with such names marked; None if there are none in it."""
+        """The conversation with such names marked; None if there are none in it. Raises RecursionError."""
         given: tuple[Any, ...] = (chat.messages, chat.tools, chat.variables)
         marked = tuple(self._walk(value) for value in given)
         if marked == given:
@@ -44,10 +57,12 @@ class Literal:
 
     def encode(self, rendered: str) -> list[int]:
         """Ids of what the template made of a marked conversation."""
-        if self._copy is None:
-            self._copy = self._renamed()
         text = self._names.sub(lambda found: self._secret + found[0], rendered)
-        return self._copy.encode(text.replace(self._mark, ""), add_special_tokens=False).ids
+        return self._copy.encode(self.unmarked(text), add_special_tokens=False).ids
+
+    def unmarked(self, text: str) -> str:
+        """What the template has made of marked text, without the marks."""
+        return text.replace(self._mark, "")
 
     def _walk(self, value: Any) -> Any:
         match value:
@@ -60,10 +75,10 @@ class Literal:
             case _:
                 return value
 
-    def _renamed(self) -> Tokenizer:
-        """The tokenizer with its control tokens under their secret names."""
-        described = json.loads(self._tokenizer.to_str())
-        control = [token for token in described["added_tokens"] if token["special"]]
+    def _renamed(self, tokenizer: Tokenizer) -> Tokenizer:
+        """The tokenizer with its control tokens under their secret names, which no merge leads to."""
+        described = json.loads(tokenizer.to_str())
+        control = [token for token in described["added_tokens"] if _is_control(token["content"], token["special"])]
         names = {token["content"]: self._secret + token["content"] for token in control}
         for token in control:
             token["content"] = names[token["content"]]
@@ -75,5 +90,16 @@ class Literal:
             model["vocab"] = [[names.get(name, name), score] for name, score in vocabulary]
         if model.get("unk_token") in names:
             model["unk_token"] = names[model["unk_token"]]
+        if "merges" in model:
+            inside = len(model.get("continuing_subword_prefix") or "")
+            model["merges"] = [
+                [left, right]
+                for left, right in (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+                if names.keys().isdisjoint((left, right, left + right[inside:]))
+            ]
         described["post_processor"] = None
         return Tokenizer.from_str(json.dumps(described))
+
+
+def _is_control(name: str, special: bool) -> bool:
+    return special or _SPELLED_AS_CONTROL.fullmatch(name) is not None

@@ -25,7 +25,9 @@ from octavo.core.tokenizer.template import ChatTemplate, TemplateError
 
 
 class Vocabulary:
-    """Text ⇄ ids of one model. `tokenizer` is there for incremental decoding."""
+    """Text ⇄ ids of one model. `tokenizer` is there for incremental decoding.
+
+    Raises `ModelError` for a tokenizer with which conversations would not be safe (see `Literal`)."""
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Iterable[int], template: ChatTemplate | None) -> None:
         tokenizer.no_truncation()
@@ -38,7 +40,7 @@ class Vocabulary:
         self._longest = max((len(name) for name in names), default=1)
         self._added = frozenset(tokenizer.get_added_tokens_decoder())
         self._template = template
-        self._literal = Literal(tokenizer)
+        self._literal = None if template is None else Literal(tokenizer)
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -61,10 +63,23 @@ class Vocabulary:
             case Text(text):
                 return self.encode(self._bounded(text, limit, "prompt"), add_special_tokens)
             case Chat():
-                if (marked := self._literal.marked(prompt)) is not None:
-                    return self._literal.encode(self._bounded(self.render(marked), limit, "messages"))
+                if self._literal is not None and (marked := self._marked(self._literal, prompt)) is not None:
+                    return self._literal.encode(self._bounded(self._rendered(self._literal, marked), limit, "messages"))
                 text = self._bounded(self.render(prompt), limit, "messages")
                 return self.encode(text, add_special_tokens=False)
+
+    def _marked(self, literal: Literal, chat: Chat) -> Chat | None:
+        try:
+            return literal.marked(chat)
+        except RecursionError:
+            raise InvalidRequestError("messages", "the conversation is nested too deeply") from None
+
+    def _rendered(self, literal: Literal, marked: Chat) -> str:
+        """As `render`; what a template complains of is told in the client's words."""
+        try:
+            return self.render(marked)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(error.field, literal.unmarked(error.reason), error.code) from error
 
     def _bounded(self, text: str, limit: int, field: str) -> str:
         # A token is at most `longest` characters of text; normalizing may shrink text, by no more than to a third.
