@@ -28,6 +28,10 @@ class CpuStack:
         return self._llama.spec.vocab_size
 
     @property
+    def context(self) -> int:
+        return self._llama.spec.context
+
+    @property
     def layers(self) -> int:
         return self._llama.spec.layers
 

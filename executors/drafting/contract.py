@@ -68,6 +68,11 @@ class Stack(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def context(self) -> int:
+        """The longest text it can compute, in tokens."""
+        ...
+
+    @property
     def layers(self) -> int: ...
 
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -100,9 +105,10 @@ class Host:
 
 
 class Drafter:
-    """Base of drafters, entry-point group `octavo.drafter`; made as `Class(host, options)`.
+    """Base of drafters, entry-point group `octavo.drafter`; made as `Class(host, options)`. What its methods raise
+    costs it the guesses of a step, and the third time all of them: answers go on without.
 
-    Raises `ModelError` when it cannot draft for this model or with what this executor offers."""
+    Making it raises `ModelError` when it cannot draft for this model or with what this executor offers."""
 
     Options: ClassVar[type[DrafterOptions]] = DrafterOptions
     features: ClassVar[bool] = False

@@ -48,7 +48,9 @@ class DraftModel(Drafter):
         ready: list[int] = []
         starts: list[int] = []
         behind: list[Span] = []
-        for i, (resident, _) in enumerate(wants):
+        for i, (resident, most) in enumerate(wants):
+            if len(resident.tokens) + most > self._stack.context:  # it may know shorter texts only than the target
+                continue
             start = min(self._written.upto(resident), len(resident.tokens) - 1)
             left = len(resident.tokens) - start
             if left <= room or left == 1:

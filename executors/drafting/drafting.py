@@ -8,15 +8,20 @@ bounds. Without a drafter everything here is empty.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from octavo.core.messages import StepBind
 from octavo.core.plugins import PluginError, resolve
+from octavo.core.trace.log import log
 from octavo.executors.drafting.contract import GROUP, NO_DRAFT, Draft, Drafter, Host, Took, Want
 from octavo.executors.drafting.verification import Rule
 from octavo.executors.residents import Resident, Residents, Run
+
+MOST_FAILURES = 3
+T = TypeVar("T")
 
 
 class Drafting:
@@ -26,6 +31,8 @@ class Drafting:
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._known: set[Resident] = set()
+        self.failures = 0
+        """Exceptions of the drafter; after `MOST_FAILURES` it is not asked any more."""
 
     @classmethod
     def of(cls, host: Host) -> Drafting:
@@ -46,23 +53,45 @@ class Drafting:
         if self._drafter is None:
             return [NO_DRAFT] * len(runs)
         self._tell_who_left(residents)
-        self._drafter.bound(bind)
+        self._ask(lambda drafter: drafter.bound(bind), None)
         asked = [i for i, run in enumerate(runs) if run.drafts > 0]
         out = [NO_DRAFT] * len(runs)
         if asked:
             wants = [Want(runs[i].resident, runs[i].drafts) for i in asked]
-            for i, want, draft in zip(asked, wants, self._drafter.draft(wants), strict=True):
-                out[i] = self._bounded(draft, want.most)
+            nothing = [NO_DRAFT] * len(wants)
+            drafts = self._ask(lambda drafter: self._guesses(drafter, wants), nothing)
+            for i, draft in zip(asked, drafts, strict=True):
+                out[i] = draft
         return out
 
     def took(self, took: Sequence[Took]) -> None:
-        if self._drafter is not None and took:
-            self._drafter.took(took)
+        if took:
+            self._ask(lambda drafter: drafter.took(took), None)
 
     def forget(self) -> None:
         self._known.clear()
-        if self._drafter is not None:
-            self._drafter.forget()
+        self._ask(lambda drafter: drafter.forget(), None)
+
+    def _ask(self, what: Callable[[Drafter], T], otherwise: T) -> T:
+        """What the drafter says; `otherwise` if it raises, whatever it raises: it may be a stranger's code, and
+        nothing depends on it but speed."""
+        if self._drafter is None:
+            return otherwise
+        try:
+            return what(self._drafter)
+        except Exception as error:  # noqa: BLE001 - as said above
+            self.failures += 1
+            name, left = type(self._drafter).__name__, MOST_FAILURES - self.failures
+            then = f"it is asked on, after {left} more no longer" if left else "it is not asked any more"
+            log().error(f"the drafter {name} failed, answers go on without its guesses; {then}", exc_info=error)
+            if not left:
+                self._drafter, self.features = None, False
+                self._known.clear()
+            return otherwise
+
+    def _guesses(self, drafter: Drafter, wants: Sequence[Want]) -> list[Draft]:
+        drafts = drafter.draft(wants)
+        return [self._bounded(draft, want.most) for want, draft in zip(wants, drafts, strict=True)]
 
     def _bounded(self, draft: Draft, most: int) -> Draft:
         """No more than there is room for, and nothing that the target has no token for."""
@@ -71,8 +100,12 @@ class Drafting:
         return Draft(tokens[: next(wrong, len(tokens))], draft.chances)
 
     def _tell_who_left(self, residents: Residents) -> None:
-        assert self._drafter is not None
         now = set(residents.slots.values())
-        for resident in self._known - now:
-            self._drafter.left(resident)
-        self._known = now
+        gone, self._known = self._known - now, now
+        if gone:
+            self._ask(lambda drafter: _say_who_left(drafter, gone), None)
+
+
+def _say_who_left(drafter: Drafter, gone: set[Resident]) -> None:
+    for resident in gone:
+        drafter.left(resident)

@@ -52,6 +52,8 @@ class Medusa(Drafter):
         if not options.heads:
             raise ModelError("the drafter medusa needs speculation.options.heads: the folder of the heads")
         self._heads = load_heads(Path(options.heads), host.facts.vocab_size)
+        if host.target is not None:
+            _check_hidden(self._heads, int(host.target.embed([0]).shape[-1]), options.heads)
         self._hidden: WeakKeyDictionary[Resident, tuple[int, Tensor]] = WeakKeyDictionary()
         """The last hidden state, and which position it is of."""
 
@@ -103,6 +105,16 @@ def load_heads(path: Path, vocab_size: int) -> list[Head]:
     if blocks.keys() != linears.keys():
         raise ModelError(f"{file}: block {min(linears.keys() - blocks.keys())} lacks its weight or its bias")
     return [Head([blocks[at] for at in sorted(blocks) if at[0] == i], outs[i]) for i in range(len(outs))]
+
+
+def _check_hidden(heads: Sequence[Head], hidden: int, path: str) -> None:
+    """Raises `ModelError` for heads on states of another size."""
+    for i, head in enumerate(heads):
+        sizes = {size for weight, _ in head.blocks for size in weight.shape} | {head.out.shape[1]}
+        if other := sizes - {hidden}:
+            raise ModelError(
+                f"head {i} of {path} is for hidden states of {min(other)} numbers, the model's have {hidden}"
+            )
 
 
 def save_heads(folder: Path, heads: Sequence[Head]) -> None:
