@@ -102,7 +102,15 @@ class ChatTemplate:
         }
         try:
             text = template.render(given)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise TemplateError(f"the model's chat template cannot render this conversation: {error}") from error
         if not chat.continues:
             return text

@@ -99,6 +99,7 @@ def test_without_a_template_chat_is_refused_and_text_is_not(tmp_path: Path) -> N
         ("{{ raise_exception('roles must alternate') }}", [{"role": "user"}], "roles must alternate"),
         ("{{ 'a' + messages[0].content }}", [{"role": "user", "content": None}], "cannot render"),
         ("{{ messages[7].content.x }}", [{"role": "user"}], "cannot render"),
+        ("{{ 1 // messages[0].n }}", [{"role": "user", "n": 0}], "cannot render"),
         ("{{ ''.__class__.__mro__ }}", [{"role": "user"}], "cannot render"),
         ("a", [], "no messages"),
     ],
