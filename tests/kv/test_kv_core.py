@@ -266,6 +266,23 @@ def test_what_is_computed_is_shared_only_once_its_result_is_there() -> None:
     assert kv.match([*PROMPT, 1]) == len(PROMPT) // 4 * 4
 
 
+def test_a_duplicate_that_is_shared_by_a_fork_stays_while_its_twin_would_cost_a_block() -> None:
+    """A block that the tree would give instead is one that no plan has paid for."""
+    kv = Kv()
+    kv.prefill(0, 1)
+    kv.release(0, 1)
+    opening = Open(0, 2, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")
+    kv.plan([(0, 2, Kind.CHUNK, 0, len(PROMPT))], opens=[opening])
+    kv.plan(forks=[Fork(1, 3, 0, 2, 8, col(PROMPT[8:]), len(PROMPT), 1, Sampling())], taken=0)
+    before = kv.core.pool.available
+    kv.plan()
+    assert kv.core.pool.available == before
+    kv.release(1, 3)
+    kv.release(0, 2)
+    kv.plan()
+    assert kv.core.pool.available == kv.core.pool.total
+
+
 def test_what_has_failed_is_never_shared() -> None:
     """Nor what was planned ahead of the failure, which nobody has computed."""
     kv = Kv()
