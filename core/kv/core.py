@@ -277,8 +277,8 @@ class KvCore:
             block = table[i]
             canonical = self.pool.insert(block, key, table[i - 1] if i else NO_BLOCK, tokens, tenant)
             if canonical != block:
-                if self.pool.costs(canonical, block):
-                    break  # no plan has paid for that; a later insert tries again
+                if self.pool.shared(block):
+                    break  # a fork's table would stay as it is, beside the tree; a later insert tries again
                 self.pool.acquire(canonical)
                 self.pool.release(block)
                 table[i] = canonical

@@ -143,10 +143,9 @@ class BlockPool:
                 self.evictable += 1
                 self._unreferenced[block] = True
 
-    def costs(self, canonical: int, block: int) -> bool:
-        """Whether one reference to `canonical` instead of `block` would leave fewer blocks available: nobody holds the
-        one yet, and somebody else the other too."""
-        return bool(self._unreferenced[canonical]) and self._refs[block] > 1
+    def shared(self, block: int) -> bool:
+        """Whether several tables refer to it."""
+        return self._refs[block] > 1
 
     def find(self, key: bytes) -> int | None:
         """The block that stands for this prefix, if it is cached."""

@@ -266,8 +266,9 @@ def test_what_is_computed_is_shared_only_once_its_result_is_there() -> None:
     assert kv.match([*PROMPT, 1]) == len(PROMPT) // 4 * 4
 
 
-def test_a_duplicate_that_is_shared_by_a_fork_stays_while_its_twin_would_cost_a_block() -> None:
-    """A block that the tree would give instead is one that no plan has paid for."""
+def test_a_duplicate_that_a_fork_shares_stays_where_it_is() -> None:
+    """Another block in one of the two tables would cost one that no plan has paid for, and leave the other beside the
+    tree."""
     kv = Kv()
     kv.prefill(0, 1)
     kv.release(0, 1)
@@ -277,6 +278,8 @@ def test_a_duplicate_that_is_shared_by_a_fork_stays_while_its_twin_would_cost_a_
     before = kv.core.pool.available
     kv.plan()
     assert kv.core.pool.available == before
+    mine, theirs = kv.core.tables()
+    assert mine[:2] == theirs[:2]
     kv.release(1, 3)
     kv.release(0, 2)
     kv.plan()
