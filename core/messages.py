@@ -513,8 +513,9 @@ class StepPlan(Message):
       `commit_kv_len` tokens have their KV computed by steps before this one: full blocks may enter the tree.
     - items, a row each: CHUNK computes tokens [start_or_cap, start_or_cap + n); it samples when that reaches the last
       known token. DECODE needs capacity for start_or_cap tokens and yields 1 to n tokens (n - 1 of them drafts).
-    - `taken` is the last step whose result the scheduler had: what later ones compute may still fail, so nobody shares
-      it yet. Residencies in `failed` (open_ids) did: nothing that was not shared before ever is.
+    - `taken` is the last step whose result the scheduler had. What the next one computes may be shared already: whoever
+      reads it runs later, and fails too if it did. Residencies in `failed` (open_ids) did: what they have put into the
+      tree leaves it, and what is planned behind it, which nobody computes, never enters.
     """
 
     scheduler_gen: int

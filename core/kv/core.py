@@ -63,6 +63,11 @@ class Residency:
     keys: list[bytes] = field(default_factory=list)
     keep_ns: int = 0
     """How long its blocks are to be kept after use, if they can be."""
+    found: int = field(init=False)
+    """Keys that it was opened with."""
+
+    def __post_init__(self) -> None:
+        self.found = len(self.keys)
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ class _Binding:
 
 
 class _Computed(NamedTuple):
-    """A chunk that is planned: its full blocks enter the tree once the scheduler has the step's result."""
+    """A chunk that is planned: its full blocks enter the tree once all steps before have gone well."""
 
     step: int
     slot: int
@@ -185,12 +190,12 @@ class KvCore:
         now_ns = self.pool.now_ns = plan.now_ns
         for computed in self._computed:
             residency = self._resident(computed.slot, computed.open_id)
-            if residency is not None and computed.step <= plan.taken and computed.open_id not in plan.failed:
+            if residency is not None and computed.step <= plan.taken + 1 and computed.open_id not in plan.failed:
                 self._insert(binding, computed.slot, residency, computed.upto, now_ns)
-        self._computed = [computed for computed in self._computed if computed.step > plan.taken]
+        self._computed = [computed for computed in self._computed if computed.step > plan.taken + 1]
         self._commit(binding, plan)
         for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
-            self._release(slot, open_id)
+            self._release(slot, open_id, failed=open_id in plan.failed)
         for opening in plan.opens:
             self._open(binding, opening, now_ns)
         for forking in plan.forks:
@@ -286,12 +291,15 @@ class KvCore:
             self.pool.touch(canonical, now_ns, keep_ns=residency.keep_ns)
             keys.append(key)
 
-    def _release(self, slot: int, open_id: int) -> None:
+    def _release(self, slot: int, open_id: int, *, failed: bool = False) -> None:
         residency = self._resident(slot, open_id)
         if residency is None:
             return
         for block in residency.table:
             self.pool.release(block)
+        if failed:
+            for block in reversed(residency.table[residency.found : len(residency.keys)]):
+                self.pool.drop(block)
         self._residencies[slot] = None
         self._open_ids[slot] = -1
 

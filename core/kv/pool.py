@@ -241,6 +241,11 @@ class BlockPool:
         scores: list[float] = self._eviction.rank(need, view).tolist()
         return scores
 
+    def drop(self, block: int) -> None:
+        """Evict this cached block now, unless somebody refers to it or something hangs below it."""
+        if self._unreferenced[block] and not self._children[block]:
+            self._forget(block)
+
     def _forget(self, block: int) -> int:
         """Take an unreferenced leaf out of the tree and free it; gives its parent."""
         key, parent = self._key[block], self._parent[block]

@@ -257,12 +257,12 @@ def test_without_caching_nothing_is_ever_shared() -> None:
     assert kv.match([*PROMPT, 1]) == 0
 
 
-def test_what_is_computed_is_shared_only_once_its_result_is_there() -> None:
+def test_what_is_computed_is_shared_only_once_all_before_it_has_gone_well() -> None:
     kv = Kv()
     kv.prefill(0, 1)
-    kv.plan(taken=0)
+    kv.plan(taken=-1)
     assert kv.match([*PROMPT, 1]) == 0
-    kv.plan(taken=1)
+    kv.plan(taken=0)
     assert kv.match([*PROMPT, 1]) == len(PROMPT) // 4 * 4
 
 
@@ -286,16 +286,18 @@ def test_a_duplicate_that_a_fork_shares_stays_where_it_is() -> None:
     assert kv.core.pool.available == kv.core.pool.total
 
 
-def test_what_has_failed_is_never_shared() -> None:
-    """Nor what was planned ahead of the failure, which nobody has computed."""
+def test_what_has_failed_leaves_the_tree_and_what_is_planned_behind_it_never_enters() -> None:
     kv = Kv()
-    opening = Open(0, 1, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")
-    kv.plan([(0, 1, Kind.CHUNK, 0, 4)], opens=[opening])
-    kv.plan([(0, 1, Kind.CHUNK, 4, 4)], taken=0)
-    kv.plan(taken=1, failed=[1], release_slot=col([0]), release_open_id=col([1]))
-    kv.plan(taken=2)
-    assert kv.match([*PROMPT, 1]) == 0
-    assert kv.core.pool.cached == 0
+    kv.prefill(1, 7, PROMPT[:5])
+    kv.plan(taken=1)
+    opening = Open(0, 1, col(PROMPT), len(PROMPT), 4, 0, Sampling(), b"n")
+    kv.plan([(0, 1, Kind.CHUNK, 4, 4)], opens=[opening])
+    kv.plan([(0, 1, Kind.CHUNK, 8, 2)], taken=2)
+    assert kv.match(PROMPT) == 8
+    kv.plan(taken=3, failed=[1], release_slot=col([0]), release_open_id=col([1]))
+    kv.plan()
+    assert kv.match(PROMPT) == 4, "what others have computed stays"
+    assert kv.core.pool.cached == 1
 
 
 def test_a_leak_is_reported_and_repaired_when_idle() -> None:
