@@ -12,6 +12,7 @@ import zmq
 from octavo.core import control, wire
 from octavo.core.control import ActorStatus, AskStatus, SetPolicy, SetShadow, Status
 from octavo.core.rundir import RunInfo, find_run
+from octavo.core.supervisor.child import UNDER_WAY
 
 PATIENCE_MS = 3000
 
@@ -53,11 +54,11 @@ def command(run: Path | None, as_json: bool) -> int:
 
 
 def table(actors: list[ActorStatus]) -> list[str]:
-    """Aligned lines of text."""
+    """Aligned lines of text; of the numbers only those that say something."""
     rows = [("actor", "pid", "generation", "state", "restarts", "last progress", "")]
     for actor in actors:
         age = "-" if actor.progress_age_s is None else f"{actor.progress_age_s:.1f} s ago"
-        stats = " ".join(f"{key}={value}" for key, value in actor.stats.items())
+        stats = " ".join(f"{key}={value}" for key, value in actor.stats.items() if value or key in UNDER_WAY)
         rows.append(
             (actor.role, str(actor.pid or "-"), str(actor.generation), actor.state, str(actor.restarts), age, stats)
         )
