@@ -9,7 +9,6 @@ In a process there is a file that outlives it, so that the supervisor can tell w
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +58,10 @@ class AskedFile(Watch):
     """Keeps the file of this process: two writes to shared memory a call."""
 
     def __init__(self, run_dir: Path, role: Role) -> None:
-        with os.fdopen(os.open(_path(run_dir, role), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as file:
+        path = _path(run_dir, role)
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        with path.open("r+b") as file:
             file.truncate(_SIZE)
             self._bytes = mmap.mmap(file.fileno(), _SIZE)
 
