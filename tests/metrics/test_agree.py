@@ -118,12 +118,15 @@ def settled(running: Daemon, clients: Counter[str]) -> Page:
         return names["request.taken"] == names["request.finished"] == clients["choices"]
 
     def still() -> Page | None:
-        names = Counter(line["event"] for line in lines(running.run_dir))
+        written = list(lines(running.run_dir))
+        steps = sum(line["event"] == "step.executed" for line in written)
+        evicted = sum(line["blocks"] for line in written if line["event"] == "kv.evicted")
         page = scrape(running)
-        return page if page["octavo_steps_total{}"] == names["step.executed"] else None
+        told = page["octavo_steps_total{}"], page["octavo_kv_evicted_blocks_total{}"]
+        return page if told == (steps, evicted) else None
 
     eventually("every end is in the trace", ends)
-    return eventually("the heartbeats have told the last step", still)
+    return eventually("the heartbeats of executor and KV-manager have told the last step", still)
 
 
 def of(run: Run, kind: type) -> list[Any]:
