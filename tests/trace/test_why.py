@@ -214,7 +214,9 @@ def test_a_stopped_executor_is_where_the_time_went(busy: Daemon) -> None:
     gap = life.longest_gap
     assert gap is not None
     assert gap[1] - gap[0] > 250 * MS
-    assert "executor" in next(iter(life.causes(*stopped)))
+    # Stopped while it computed, or before what it had computed was sent.
+    cause = next(iter(life.causes(*stopped)))
+    assert "executor" in cause or "result on its way" in cause
 
 
 def test_a_client_that_does_not_take_its_tokens_is_called_slow(
