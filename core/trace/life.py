@@ -265,6 +265,8 @@ class _Teller:
         pieces: list[Piece] = []
         at = start_ns
         for wait in self._run.waits_in(start_ns, end_ns):
+            if phase == "recovery" and wait.resource == "match":
+                continue  # nobody answers, since a process was lost
             if wait.start_ns > at:
                 pieces.append(self._unblocked(at, wait.start_ns, phase))
             ahead = "" if wait.request_id == self._who.request_id else f"behind {wait.request_id}: "
