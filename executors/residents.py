@@ -6,6 +6,7 @@ sampling: it turns (StepPlan, StepBind) into *runs*, and is told what was sample
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,6 +58,12 @@ class Span(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + len(self.ids)
+
+
+def span_of(run: Run, guesses: Iterable[int]) -> Span:
+    """What one pass computes of a run: its own tokens, and the guesses for those after them."""
+    resident = run.resident
+    return Span([*resident.tokens[run.start : run.end], *guesses], run.start, resident.table)
 
 
 def of_prompt(run: Run) -> range:

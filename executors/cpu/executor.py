@@ -33,7 +33,7 @@ from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import load_model
 from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Residents, Run, Span, of_prompt
+from octavo.executors.residents import Residents, Run, of_prompt, span_of
 from octavo.executors.sampling import Context, logprob
 
 _MODE = b"exact fp32"
@@ -110,10 +110,7 @@ class CpuExecutor:
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         if not sound:
             return outcomes
-        spans = [
-            Span([*run.resident.tokens[run.start : run.end], *drafts[i].tokens], run.start, run.resident.table)
-            for i, run in ((i, runs[i]) for i in sound)
-        ]
+        spans = [span_of(runs[i], drafts[i].tokens) for i in sound]
         hidden = self.forward.hidden(self.forward.layout(spans, self._pool.shape), self._pool)
         finite = _finite_rows(hidden)
         sampled: dict[int, range] = {}  # run: the rows of its last token and of its guesses

@@ -35,7 +35,7 @@ from octavo.executors.facts import model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import load_model
 from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Resident, Residents, Run, Span, of_prompt
+from octavo.executors.residents import Resident, Residents, Run, Span, of_prompt, span_of
 from octavo.executors.sampling import logprob
 from octavo.kernels.cuda.device import Device
 from octavo.kernels.cuda.launch import Kernels
@@ -128,10 +128,7 @@ class CudaExecutor:
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         if not sound:
             return outcomes
-        spans = [
-            Span([*run.resident.tokens[run.start : run.end], *drafts[i].tokens], run.start, run.resident.table)
-            for i, run in ((i, runs[i]) for i in sound)
-        ]
+        spans = [span_of(runs[i], drafts[i].tokens) for i in sound]
         made = self.forward.run(spans)
         starts: dict[int, int] = {}  # run: its first row
         asked: dict[int, Asked] = {}

@@ -1,7 +1,7 @@
 """Launches kernels on torch tensors: grid, shared memory and arguments. Allocates what they need.
 
 Knows no model and no step: it is told shapes and given tensors. Whether a GPU or the emulator runs them is the
-library's matter.
+library's matter. One idea, if long: a method for each kernel, and each says all that its kernel is given.
 """
 
 from __future__ import annotations

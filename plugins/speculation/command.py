@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from octavo.core.client.llm import LLM
+from octavo.core.control_link import HEARTBEAT_S
 from octavo.core.rundir import read
 from octavo.core.supervisor.status import ask
 from octavo.plugins.speculation.homogeneity import homogeneity
@@ -126,7 +127,7 @@ def _guesses(llm: LLM) -> tuple[int, int]:
         if now == before:
             break
         before = now
-        time.sleep(1.5)
+        time.sleep(3 * HEARTBEAT_S)
     return before or (0, 0)
 
 

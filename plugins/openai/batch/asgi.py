@@ -57,7 +57,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> Reply:
 
     try:
         await app(scope, receive, send)
-    except Exception:
+    except Exception:  # whatever it is, starlette answers first and raises it again for a server's log
         if not chunks:
             raise
     return Reply(status, headers, b"".join(chunks))
