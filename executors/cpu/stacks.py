@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from octavo.executors.cpu.llama import KvPool, Llama, token_bytes
 from octavo.executors.facts import check_memory
 from octavo.executors.loading.files import load_model
 from octavo.executors.residents import Span
+from octavo.executors.sampling import Logits
 
 
 class CpuStack:
@@ -34,6 +36,15 @@ class CpuStack:
     @property
     def layers(self) -> int:
         return self._llama.spec.layers
+
+    @property
+    def width(self) -> int:
+        return self._llama.spec.hidden
+
+    def after(self, spans: Sequence[Span], layers: int | None = None) -> Logits:
+        ends = np.cumsum([len(span.ids) for span in spans]) - 1
+        rows: Logits = self.logits(self.hidden(spans, layers)[ends.tolist()]).numpy()
+        return rows
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         return self._llama.embed(torch.tensor(ids))

@@ -21,7 +21,7 @@ import msgspec
 from octavo.core.config.schema import Config
 from octavo.core.messages import Facts, StepBind
 from octavo.executors.residents import Resident, Span
-from octavo.executors.sampling import Reals
+from octavo.executors.sampling import Logits, Reals
 
 if TYPE_CHECKING:  # an executor without torch has no use for it here
     from torch import Tensor
@@ -75,13 +75,22 @@ class Stack(Protocol):
     @property
     def layers(self) -> int: ...
 
+    @property
+    def width(self) -> int:
+        """Of a hidden state."""
+        ...
+
+    def after(self, spans: Sequence[Span], layers: int | None = None) -> Logits:
+        """Write the spans' KV and give what comes after each: logits [spans, vocab]. With `layers` only the first so
+        many are computed and written, and stand for all."""
+        ...
+
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Embeddings [len(ids), hidden]."""
         ...
 
     def hidden(self, spans: Sequence[Span], layers: int | None = None) -> Tensor:
-        """Write the spans' KV and give their last hidden states [tokens, hidden], after the final norm. With `layers`
-        only the first so many are computed and written."""
+        """As `after`, but give the last hidden states of all tokens [tokens, hidden], after the final norm."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class DraftModel(Drafter):
                 self._written.wrote(resident, start, behind[-1].ids)
                 room = 0
         if behind:
-            self._stack.hidden(behind)
+            self._stack.after(behind)
         chosen = [wants[i] for i in ready]
         rolled = roll(self._stack, chosen, starts, self._vocab_size, self._rule)
         for i, start, draft in zip(ready, starts, rolled, strict=True):

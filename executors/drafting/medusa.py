@@ -53,7 +53,7 @@ class Medusa(Drafter):
             raise ModelError("the drafter medusa needs speculation.options.heads: the folder of the heads")
         self._heads = load_heads(Path(options.heads), host.facts.vocab_size)
         if host.target is not None:
-            _check_hidden(self._heads, int(host.target.embed([0]).shape[-1]), options.heads)
+            _check_hidden(self._heads, host.target.width, options.heads)
         self._hidden: WeakKeyDictionary[Resident, tuple[int, Tensor]] = WeakKeyDictionary()
         """The last hidden state, and which position it is of."""
 

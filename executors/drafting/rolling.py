@@ -27,9 +27,7 @@ def roll(
     chances: list[list[Reals]] = [[] for _ in wants]
     live = list(range(len(wants)))
     while live:
-        hidden = stack.hidden(spans, layers)
-        ends = np.cumsum([len(span.ids) for span in spans])
-        rows = stack.logits(hidden[(ends - 1).tolist()]).numpy()[:, :vocab_size]
+        rows = stack.after(spans, layers)[:, :vocab_size]
         going: list[int] = []
         spans = []
         for i, row in zip(live, rows, strict=True):

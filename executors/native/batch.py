@@ -1,4 +1,5 @@
-"""From the runs of a step to the step library's flat batch, and where each run's answers are in what comes back."""
+"""From the runs of a step (or a drafter's spans) to the step library's flat batch, and where each run's answers are in
+what comes back."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 from octavo.executors.drafting.contract import Draft
 from octavo.executors.native.library import Int32s, int32s
 from octavo.executors.native.program import Inputs
-from octavo.executors.residents import Resident, Run, of_prompt
+from octavo.executors.residents import Resident, Run, Span, of_prompt
 from octavo.executors.sampling import shaped
 
 
@@ -67,6 +68,23 @@ def batch(runs: Sequence[Run], drafts: Sequence[Draft], copies: tuple[Int32s, In
         int32s(logit_rows), *copies,
     )  # fmt: skip
     return inputs, asks
+
+
+def of_spans(spans: Sequence[Span], samples: bool = True) -> Inputs:
+    """With logits of each span's last token, if `samples`."""
+    lengths = [len(span.ids) for span in spans]
+    none = int32s([])
+    return Inputs(
+        int32s([token for span in spans for token in span.ids]),
+        int32s([p for span in spans for p in range(span.start, span.end)]),
+        int32s(np.repeat(np.arange(len(spans)), lengths)),
+        int32s([block for span in spans for block in span.table]),
+        int32s(np.cumsum([0, *(len(span.table) for span in spans)])),
+        int32s(np.cumsum(lengths) - 1) if samples else none,
+        int32s(range(len(spans))) if samples else none,
+        none,
+        none,
+    )
 
 
 def _best_is_enough(resident: Resident) -> bool:

@@ -18,7 +18,7 @@ from octavo.core.grammar import GrammarError, Grammars
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
-from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host
+from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.verification import agreed, verify
 from octavo.executors.facts import check_memory, model_facts
@@ -29,6 +29,7 @@ from octavo.executors.native.drawing import draw, only_warm
 from octavo.executors.native.ledger import weights_bytes, workspace_bytes
 from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, load
 from octavo.executors.native.program import Native, Outputs, Pool, Weights, kv_bytes
+from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.outcome import Outcome, Settlement
 from octavo.executors.residents import Residents, Run
 from octavo.executors.sampling import Context, logprob
@@ -68,9 +69,6 @@ class NativeExecutor:
             serves=("prompt_logprobs", "restrictions"),
         )
         check_memory(facts, facts.block_bytes)
-        drafting = Drafting.of(Host(config, facts))
-        if drafting.features:
-            raise ModelError(f"the drafter {facts.drafter!r} wants hidden states; the native executor gives none")
         if (grammars := grammars_of(config, files, facts.vocab_size)) is not None:
             facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
         weights = Weights(library, checkpoint, exact=exact, wanted=config.executor.weights, context=facts.context)
@@ -81,7 +79,9 @@ class NativeExecutor:
             weights_bytes=weights_bytes(weights),
             workspace_bytes=workspace_bytes(weights, config.scheduler.chunk_budget),
         )
-        return cls(model, facts, grammars, drafting)
+        stacks = Stacks(model, facts, config.executor.weights)
+        drafting = Drafting.of(Host(config, facts, stacks.target, stacks.open))
+        return cls(model, stacks.counted(facts), grammars, drafting)
 
     def forget(self) -> None:
         self._residents.clear()
@@ -92,15 +92,20 @@ class NativeExecutor:
         started = time.monotonic_ns()
         runs = self._residents.apply(plan, bind)
         drafts = self._drafting.drafts(bind, runs, self._residents)
-        outcomes = self._compute(runs, drafts, (int32s(bind.copy_src), int32s(bind.copy_dst)))
-        return self._settlement.result(plan.step, started, runs, outcomes)
+        took: list[Took] = []
+        outcomes = self._compute(runs, drafts, (int32s(bind.copy_src), int32s(bind.copy_dst)), took)
+        result = self._settlement.result(plan.step, started, runs, outcomes)
+        self._drafting.took(took)
+        return result
 
-    def _compute(self, runs: list[Run], drafts: list[Draft], copies: tuple[Int32s, Int32s]) -> list[Outcome]:
-        """Outcomes in the order of `runs`."""
+    def _compute(
+        self, runs: list[Run], drafts: list[Draft], copies: tuple[Int32s, Int32s], took: list[Took]
+    ) -> list[Outcome]:
+        """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
         outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], copies)
-        out = self.model.step(inputs)
+        out = self.model.step(inputs, hidden=self._drafting.features)
         poisoned: list[int] = []
         for i, ask in zip(sound, asks, strict=True):
             if _own_finite(runs[i], ask, out):
@@ -111,9 +116,12 @@ class NativeExecutor:
                 outcomes[i] = Outcome(
                     f"the model's numbers for positions [{runs[i].start}, {runs[i].end}) are not finite"
                 )
+        if out.hidden is not None:
+            told = [(runs[i], outcomes[i], ask.start) for i, ask in zip(sound, asks, strict=True) if i not in poisoned]
+            took += taken([each for each in told if each[1].failure is None], out.hidden)
         if poisoned:  # perhaps by a guess, in one tile with it: a run is judged by its own tokens
             none = int32s([])
-            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), (none, none))
+            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), (none, none), took)
             for i, outcome in zip(poisoned, alone, strict=True):
                 outcomes[i] = outcome
         return outcomes

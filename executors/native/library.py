@@ -117,7 +117,7 @@ class CShape(c.Structure):
 
 class CStep(c.Structure):
     _fields_ = (
-        *((name, c.c_int32) for name in ("tokens", "samples", "copies", "tables_count")),
+        *((name, c.c_int32) for name in ("tokens", "samples", "copies", "tables_count", "skip_from", "skip_to")),
         *(
             (name, c.c_void_p)
             for name in (
@@ -131,6 +131,7 @@ class CStep(c.Structure):
                 "copy_source",
                 "copy_target",
                 "logits",
+                "hidden",
                 "best",
                 "finite",
                 "sample_finite",
@@ -147,6 +148,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c.POINTER(CMatrix), c.c_int32, c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p),
     ),
     "oct_linear": (None, (c.c_int32, c.POINTER(CMatrix), c.c_void_p, c.c_int32, c.c_int32, c.c_void_p)),
+    "oct_embed": (
+        c.c_int32,
+        (c.c_int32, c.POINTER(CMatrix), c.c_void_p, c.c_int32, c.c_float, c.c_void_p),
+    ),
     "oct_draw": (
         c.c_int32,
         (c.c_int32, c.c_void_p, c.c_int32, c.c_double, c.c_uint64, c.c_uint32, c.c_uint32),

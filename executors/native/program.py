@@ -107,6 +107,11 @@ class Weights:
         """Matrices of experts side by side, as operations want them."""
         self.angles = [angles(rope, spec.head_dim, self.context) for rope in spec.ropes]
 
+    @property
+    def head(self) -> str:
+        """The matrix that gives the logits."""
+        return "head" if "head" in self.matrices else "embed"
+
     def _fill(self, name: str, part: Rows, targets: Int32s) -> None:
         try:
             fill(self.library, self.matrices[name], part, targets)
@@ -157,12 +162,14 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """By sample: best token, and whether its logits are finite; logits by row; by token, whether it is finite."""
+    """By sample: best token, and whether its logits are finite; logits by row; by token, whether it is finite, and its
+    last hidden state [tokens, hidden], after the final norm, if it was asked for."""
 
     best: Int32s
     sample_finite: list[bool]
     logits: Floats
     finite: list[bool]
+    hidden: Floats | None = None
 
 
 class StepError(RuntimeError):
@@ -176,13 +183,14 @@ class Native:
         spec, library = weights.spec, weights.library
         self.weights = weights
         self.pool = pool
+        self.threads = threads
         self.isa = Isa(library.oct_isa_best()) if isa is None else isa
         self._library = library
         self._shape = CShape(
             spec.layers, spec.kv_heads, spec.head_dim, pool.blocks, pool.block_size, pool.kind, weights.context,
             weights.exact, threads, self.isa,
         )  # fmt: skip
-        ops = program(weights)
+        ops, self._begins = program(weights)
         self._ops = (COp * len(ops))(*ops)
         qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         side = spec.hidden if spec.post_norms else 0
@@ -206,7 +214,8 @@ class Native:
             self._library.oct_model_free(self._model)
             self._model = None
 
-    def step(self, inputs: Inputs) -> Outputs:
+    def step(self, inputs: Inputs, *, layers: int | None = None, hidden: bool = False) -> Outputs:
+        """With `layers`, the first so many stand for all; with `hidden`, hidden states are given too."""
         tokens, samples = len(inputs.ids), len(inputs.sample_rows)
         rows = int(inputs.logit_rows.max(initial=-1)) + 1
         best, sample_finite = np.zeros(samples, np.int32), np.zeros(samples, np.uint8)
@@ -216,14 +225,20 @@ class Native:
             setattr(step, name, array.ctypes.data)
         step.best, step.sample_finite = best.ctypes.data, sample_finite.ctypes.data
         step.logits, step.finite = logits.ctypes.data, finite.ctypes.data
+        if layers is not None:
+            step.skip_from, step.skip_to = self._begins[layers], self._begins[-1]
+        states = np.empty((tokens, self.weights.spec.hidden), np.float32) if hidden else None
+        if states is not None:
+            step.hidden = states.ctypes.data
         if code := self._library.oct_step(self._model, step):
             raise StepError(f"the step library refuses a step: {self._library.oct_error(code).decode()}")
-        return Outputs(best, sample_finite.astype(bool).tolist(), logits, finite.astype(bool).tolist())
+        return Outputs(best, sample_finite.astype(bool).tolist(), logits, finite.astype(bool).tolist(), states)
 
 
-def program(weights: Weights) -> list[COp]:
-    """The operations of a model."""
-    return _Program(weights).ops
+def program(weights: Weights) -> tuple[list[COp], list[int]]:
+    """The operations of a model; the first one of each layer, and of what comes after all layers."""
+    made = _Program(weights)
+    return made.ops, made.begins
 
 
 class _Program:
@@ -231,6 +246,7 @@ class _Program:
         self._weights = weights
         self._spec = spec = weights.spec
         self.ops: list[COp] = []
+        self.begins: list[int] = []
         self._rows: list[ctypes.Array[CMatrix]] = weights.rows
         embed = self._op(OpKind.EMBED, X, X)
         embed.scale, embed.matrix = spec.embed_scale, self._matrix("embed")
@@ -238,8 +254,10 @@ class _Program:
             positions = self._op(OpKind.EMBED, X, X)
             positions.mode, positions.matrix = Mode.ADD, self._matrix("positions")
         for i in range(spec.layers):
+            self.begins.append(len(self.ops))
             self._layer(i)
-        head = self._linear(X, X, "head" if "head" in weights.matrices else "embed", "norm", OpKind.HEAD)
+        self.begins.append(len(self.ops))
+        head = self._linear(X, X, weights.head, "norm", OpKind.HEAD)
         head.cap = spec.logit_cap
 
     def _layer(self, i: int) -> None:

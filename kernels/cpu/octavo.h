@@ -98,11 +98,13 @@ struct OctShape {
 
 struct OctStep {
     int32_t tokens, samples, copies, tables_count;  // one table a sequence
+    int32_t skip_from, skip_to;                     // operations [from, to) of the program are left out
     const int32_t *ids, *positions, *sequences;  // by token; the tokens of a sequence stand together, in order
     const int32_t *tables, *table_start;         // sequence s: tables[table_start[s] .. table_start[s + 1])
     const int32_t *sample_rows, *logit_rows;     // by sample: its token, and its row of `logits` or -1
     const int32_t *copy_source, *copy_target;    // blocks, all read before any is written
     float* logits;                               // [rows][vocabulary]
+    float* hidden;                               // [tokens][columns of the head]: normed, as the head sees it; or null
     int32_t* best;                               // by sample: the lowest id of those with the greatest logit
     uint8_t *finite, *sample_finite;             // by token, by sample
 };
@@ -120,6 +122,8 @@ OCT_API int32_t oct_matrix_fill(const OctMatrix*, int32_t source_kind, const uin
                                 const int32_t* source_rows, const int32_t* target_rows);
 // y[n][16 · blocks] = x[n][cols] Wᵀ on the calling thread.
 OCT_API void oct_linear(int32_t isa, const OctMatrix*, const float* x, int32_t n, int32_t exact, float* y);
+// out[count][cols] = scale · rows `ids` of the matrix, on the calling thread. 0, or -1: an id is outside of the matrix.
+OCT_API int32_t oct_embed(int32_t isa, const OctMatrix*, const int32_t* ids, int32_t count, float scale, float* out);
 // The id that executors/sampling.py draws at this place of a sequence from `n` finite logits, when nothing is asked of it
 // but a temperature above 0. On the calling thread.
 OCT_API int32_t oct_draw(int32_t isa, const float* logits, int32_t n, double temperature, uint64_t seed,

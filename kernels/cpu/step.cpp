@@ -197,6 +197,7 @@ private:
     void remember(const OctOp& op, int token, int head, int thread) const;
     void attend(const OctOp& op, const Unit& unit, int thread);
     void see(const OctOp& op, const Unit& unit, int from, int count, int segment, float* part, int thread) const;
+    void show(const OctOp& op, int token, int thread) const;
     void head(const OctOp& op, int chunk, int total, int thread) const;
     void choose(const OctOp& op, int token);
     void seat();
@@ -319,6 +320,7 @@ void OctModel::plan() {
     for (size_t i = 0; i < ops.size(); i++) {
         uint32_t &first = chunks[2 * i], &second = chunks[2 * i + 1];
         first = second = 0;
+        if (int(i) >= now->skip_from && int(i) < now->skip_to) continue;
         switch (ops[i].kind) {
             case OCT_EMBED: case OCT_ADD_NORMED: second = by_token; break;
             case OCT_LINEAR:
@@ -425,7 +427,10 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
         case OCT_HEAD:
             if (second) return head(op, chunk, total, thread);
             range(now->tokens, from, to);
-            for (int i = from; i < to; i++) now->finite[i] = isa.finite(row(op.in, i), widths[size_t(op.in)]);
+            for (int i = from; i < to; i++) {
+                now->finite[i] = isa.finite(row(op.in, i), widths[size_t(op.in)]);
+                if (now->hidden) show(op, i, thread);
+            }
             range(now->samples, from, to);
             for (int i = from; i < to; i++) prepare(op, now->sample_rows[i], i, shared, thread);
             break;
@@ -627,6 +632,14 @@ void OctModel::blend(const OctOp& op, int token) const {
     }
 }
 
+// A token's last hidden state, for those who go on from it.
+void OctModel::show(const OctOp& op, int token, int thread) const {
+    const size_t cols = size_t(op.matrix->cols);
+    float* normed = scratch[size_t(thread)].row.as<float>();
+    isa.norm(op.norm_kind, row(op.in, token), op.norm, op.norm_bias, up(int(cols)), int(cols), op.eps, normed);
+    memcpy(now->hidden + size_t(token) * cols, normed, cols * 4);
+}
+
 void OctModel::head(const OctOp& op, int chunk, int total, int thread) const {
     Sink sink{};
     sink.mode = Sink::HEAD;
@@ -693,4 +706,17 @@ OCT_API void oct_linear(int32_t level, const OctMatrix* w, const float* x, int32
     sink.out = y;
     sink.stride = size_t(w->blocks) * LANES;
     isa.product(*w, 0, w->blocks, view(rows), n, exact, sink);
+}
+
+OCT_API int32_t oct_embed(int32_t level, const OctMatrix* w, const int32_t* ids, int32_t count, float scale, float* out) {
+    const Isa& isa = isa_of(least(level, oct_isa_best()));
+    const size_t width = size_t(up(w->cols));
+    std::vector<float> spare((width + GROUP - 1) / GROUP * GROUP), wide(width);
+    for (int i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= w->rows) return -1;
+    for (int i = 0; i < count; i++) {
+        isa.embed(*w, ids[i], scale, false, spare.data(), wide.data());
+        memcpy(out + size_t(i) * size_t(w->cols), wide.data(), size_t(w->cols) * 4);
+    }
+    return 0;
 }

@@ -1,10 +1,12 @@
-"""The CPU executor on a tiny random model, with any drafter: the model is loaded once."""
+"""The CPU and the native executor on a tiny random model, with any drafter: the model is loaded once."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the executor's package does, but torch is loaded here first
 
@@ -21,23 +23,25 @@ from octavo.executors.cpu.stacks import Stacks
 from octavo.executors.drafting.contract import Drafter, Host
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.medusa import Head, save_heads
+from octavo.executors.native import stacks as native
+from octavo.executors.native.executor import NativeExecutor
+from octavo.executors.native.program import Native, Pool
 from tests.executors.tiny import VOCAB, save_tiny
 
 BLOCK_SIZE = 4
+E = TypeVar("E", CpuExecutor, NativeExecutor)
 
 
-class Maker:
+class Maker(ABC, Generic[E]):
     """Executors with an empty pool around one loaded model."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        config = Config(
+        self._config = Config(
             model=ModelConfig(path=path),
             kv=KvConfig(block_size=BLOCK_SIZE, tokens=2048),
-            executor=ExecutorConfig(threads=1),
+            executor=ExecutorConfig(threads=1, mode="exact"),
         )
-        self._loaded = CpuExecutor.load(config)
-        self._config = config
 
     def __call__(
         self,
@@ -47,25 +51,58 @@ class Maker:
         rule: str = "coupled",
         grammars: Grammars | None = None,
         **options: Any,
-    ) -> CpuExecutor:
+    ) -> E:
         """`drafter` is an installed one, or a class."""
-        torch.set_num_threads(1)
-        llama, blocks = self._loaded.forward, tokens // BLOCK_SIZE
-        assert isinstance(llama, Llama)
-        spec, facts = llama.spec, msgspec.structs.replace(self._loaded.facts, total_blocks=blocks)
         name = drafter if isinstance(drafter, str) else None
         speculation = SpeculationConfig(drafter=name, verification=rule, options=options)  # type: ignore[arg-type]
         config = msgspec.structs.replace(self._config, speculation=speculation)
+
+        def drafting(host: Host) -> Drafting:
+            if isinstance(drafter, type):
+                made = drafter(host, drafter.Options(**options))
+                return Drafting(made, host.facts.vocab_size, speculation.verification)
+            return Drafting.of(host)
+
+        return self._make(config, tokens // BLOCK_SIZE, grammars, drafting)
+
+    @abstractmethod
+    def _make(
+        self, config: Config, blocks: int, grammars: Grammars | None, drafting: Callable[[Host], Drafting]
+    ) -> E: ...
+
+
+class CpuMaker(Maker[CpuExecutor]):
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._loaded = CpuExecutor.load(self._config)
+
+    def _make(
+        self, config: Config, blocks: int, grammars: Grammars | None, drafting: Callable[[Host], Drafting]
+    ) -> CpuExecutor:
+        torch.set_num_threads(1)
+        llama = self._loaded.forward
+        assert isinstance(llama, Llama)
+        spec, facts = llama.spec, msgspec.structs.replace(self._loaded.facts, total_blocks=blocks)
         with torch.inference_mode():
             pool = KvPool(PoolShape(blocks, BLOCK_SIZE, spec.kv_heads, spec.head_dim), spec.layers)
             stacks = Stacks(llama, pool, facts)
-            host = Host(config, facts, stacks.target, stacks.open)
-            if isinstance(drafter, type):
-                made = drafter(host, drafter.Options(**options))
-                drafting = Drafting(made, facts.vocab_size, speculation.verification)
-            else:
-                drafting = Drafting.of(host)
-        return CpuExecutor(llama, pool, facts, grammars, drafting)
+            made = drafting(Host(config, facts, stacks.target, stacks.open))
+        return CpuExecutor(llama, pool, facts, grammars, made)
+
+
+class NativeMaker(Maker[NativeExecutor]):
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._loaded = NativeExecutor.load(self._config)
+
+    def _make(
+        self, config: Config, blocks: int, grammars: Grammars | None, drafting: Callable[[Host], Drafting]
+    ) -> NativeExecutor:
+        loaded = self._loaded.model
+        model = Native(loaded.weights, Pool(blocks, BLOCK_SIZE, loaded.pool.kind), 1, loaded.isa)
+        facts = msgspec.structs.replace(self._loaded.facts, total_blocks=blocks)
+        stacks = native.Stacks(model, facts, config.executor.weights)
+        return NativeExecutor(model, facts, grammars, drafting(Host(config, facts, stacks.target, stacks.open)))
 
 
 @pytest.fixture(scope="session")
@@ -97,5 +134,10 @@ def heads_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(folder: Path) -> Maker:
-    return Maker(str(folder))
+def tiny(folder: Path) -> CpuMaker:
+    return CpuMaker(str(folder))
+
+
+@pytest.fixture(scope="session")
+def tiny_native(folder: Path) -> NativeMaker:
+    return NativeMaker(str(folder))

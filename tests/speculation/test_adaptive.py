@@ -10,7 +10,7 @@ from octavo.core.messages import StepPlan
 from octavo.core.policy.load import load_policy
 from octavo.plugins.policykit.views import scene
 from octavo.policies.contract import Observed
-from tests.speculation.conftest import Maker
+from tests.speculation.conftest import CpuMaker
 from tests.speculation.drafters import Oracle, Silly
 from tests.speculation.replica import Replica, asked
 
@@ -23,7 +23,7 @@ def drafts(plans: list[StepPlan]) -> list[int]:
     return [int(plan.n[plan.kind == 1].sum() - (plan.kind == 1).sum()) for plan in plans]
 
 
-def test_a_silly_drafter_costs_time_only_and_is_turned_off(tiny: Maker) -> None:
+def test_a_silly_drafter_costs_time_only_and_is_turned_off(tiny: CpuMaker) -> None:
     requests = [asked(0, [5, 6, 7], tokens=150), asked(1, [5, 6, 8], tokens=150)]
     plain = Replica(tiny(), policy="off", slots=1)
     answers = plain.run(requests)
@@ -34,7 +34,7 @@ def test_a_silly_drafter_costs_time_only_and_is_turned_off(tiny: Maker) -> None:
     assert max(asked_for[-100:]) <= 1
 
 
-def test_guesses_that_are_right_go_on_and_save_steps(tiny: Maker) -> None:
+def test_guesses_that_are_right_go_on_and_save_steps(tiny: CpuMaker) -> None:
     requests = [asked(0, [5, 6, 7], tokens=200)]
     answers = Replica(tiny(), policy="off").run(requests)
     oracle = tiny(Oracle, answers={((5, 6, 7), 0): answers[0, 0]}, wrong_in=50)

@@ -15,12 +15,15 @@ from octavo.core.messages import Enqueue, Grammar, Sampling, TokenLogprob
 from octavo.core.trace.catalogue import RequestFinished, RequestPreempted
 from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.drafting.contract import Drafter
+from octavo.executors.native.executor import NativeExecutor
 from tests.executors.tiny import VOCAB
-from tests.speculation.conftest import Maker
+from tests.speculation.conftest import CpuMaker, NativeMaker
 from tests.speculation.drafters import Oracle, Silly
 from tests.speculation.replica import GREEDY, Replica, asked
 
 Answers = dict[tuple[int, int], list[int]]
+AnyExecutor = CpuExecutor | NativeExecutor
+AnyMaker = CpuMaker | NativeMaker
 
 SAMPLINGS = [
     GREEDY,
@@ -69,13 +72,18 @@ SHORT = (24, 1, 9)
 LONG = (200, 1)
 
 
+@pytest.fixture(scope="session", params=["cpu", "native"])
+def tiny(request: pytest.FixtureRequest, tiny: CpuMaker, tiny_native: NativeMaker) -> AnyMaker:
+    return tiny if request.param == "cpu" else tiny_native
+
+
 @pytest.fixture(scope="session")
 def paths(small_folder: Path, heads_folder: Path) -> dict[str, Path]:
     return {"small": small_folder, "heads": heads_folder}
 
 
 @pytest.fixture(scope="session")
-def plain(tiny: Maker) -> dict[tuple[int, ...], Replica]:
+def plain(tiny: AnyMaker) -> dict[tuple[int, ...], Replica]:
     """Without guesses: the short ones one after another, the long ones together."""
     out: dict[tuple[int, ...], Replica] = {}
     for tokens, slots in ((SHORT, 1), (LONG, 8)):
@@ -84,7 +92,7 @@ def plain(tiny: Maker) -> dict[tuple[int, ...], Replica]:
     return out
 
 
-def same(executor: CpuExecutor, tokens: tuple[int, ...], k: int, plain: Replica, **how: Any) -> Replica:
+def same(executor: AnyExecutor, tokens: tuple[int, ...], k: int, plain: Replica, **how: Any) -> Replica:
     replica = Replica(executor, options={"tokens": k}, **how)
     assert replica.run(workload(tokens)) == plain.said
     assert bits(replica.logprobs) == bits(plain.logprobs)
@@ -96,7 +104,7 @@ def same(executor: CpuExecutor, tokens: tuple[int, ...], k: int, plain: Replica,
 @pytest.mark.parametrize("k", [1, 3, 8])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_answers_are_those_without_guesses(
-    tiny: Maker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], drafter: str | type[Drafter], k: int
+    tiny: AnyMaker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], drafter: str | type[Drafter], k: int
 ) -> None:
     """In company; in a pool that is too small, so that some are preempted; and after the executor's death."""
     without = plain[SHORT]
@@ -108,7 +116,7 @@ def test_the_answers_are_those_without_guesses(
 
 @pytest.mark.parametrize("drafter", [Oracle, "suffix"])
 def test_long_answers_are_those_without_guesses(
-    tiny: Maker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], drafter: str | type[Drafter]
+    tiny: AnyMaker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], drafter: str | type[Drafter]
 ) -> None:
     options = options_of(drafter, workload(LONG), plain[LONG].said, paths)
     replica = same(tiny(drafter, **options), LONG, 5, plain[LONG], slots=8, depth=3)
@@ -126,7 +134,11 @@ Written by `pytest tests/speculation/test_coupled.py --speculation-all`.
 
 
 def test_the_whole_grid(
-    tiny: Maker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], root: Path, pytestconfig: pytest.Config
+    tiny: AnyMaker,
+    plain: dict[tuple[int, ...], Replica],
+    paths: dict[str, Path],
+    root: Path,
+    pytestconfig: pytest.Config,
 ) -> None:
     """Every drafter, k = 1 … 8, answers of 1 and of 200 tokens, through everything; writes what it found."""
     if not pytestconfig.getoption("--speculation-all"):
@@ -141,10 +153,13 @@ def test_the_whole_grid(
             ]
             name = drafter if isinstance(drafter, str) else drafter.__name__.lower()
             lines.append(f"| {name} | {k} | {sum(r.drafted for r in runs)} | {sum(r.accepted for r in runs)} |")
-    (root / "tests/results/speculation_grid.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    name = "speculation_grid.md" if isinstance(tiny, CpuMaker) else "speculation_grid_native.md"
+    (root / "tests/results" / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def test_a_draft_model_that_is_the_target_is_always_right(tiny: Maker, plain: dict[tuple[int, ...], Replica]) -> None:
+def test_a_draft_model_that_is_the_target_is_always_right(
+    tiny: AnyMaker, plain: dict[tuple[int, ...], Replica]
+) -> None:
     """So its own KV is right whatever was cached, forked, preempted or guessed wrong before; rows are sampled with the
     target's noise. Guesses fail only where an option looks at the whole answer's grammar, and none does here."""
     executor = tiny("draft-model", tokens=56, model=tiny.path)
@@ -171,7 +186,7 @@ class EveryThird:
 
 
 @pytest.mark.parametrize("k", [1, 6])
-def test_grammars_are_followed_guess_by_guess(tiny: Maker, k: int) -> None:
+def test_grammars_are_followed_guess_by_guess(tiny: AnyMaker, k: int) -> None:
     grammar = Grammar("regex", ".*")
     requests = [
         asked(i, [5, 6, 7], tokens=30, sampling=Sampling(temperature=float(i), seed=i, grammar=grammar)) for i in (0, 1)
@@ -185,7 +200,7 @@ def test_grammars_are_followed_guess_by_guess(tiny: Maker, k: int) -> None:
     assert 0 < replica.accepted < replica.drafted
 
 
-def test_what_became_of_guesses_is_told(tiny: Maker, plain: dict[tuple[int, ...], Replica]) -> None:
+def test_what_became_of_guesses_is_told(tiny: AnyMaker, plain: dict[tuple[int, ...], Replica]) -> None:
     """Per request, per step and in sums: the executor's own counts, whoever counts them."""
     options = options_of(Oracle, workload(SHORT), plain[SHORT].said, {})
     replica = Replica(tiny(Oracle, **options), options={"tokens": 4})

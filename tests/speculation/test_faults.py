@@ -16,7 +16,7 @@ from octavo.executors.drafting.drafting import MOST_FAILURES, Drafting
 from octavo.executors.drafting.medusa import Head, save_heads
 from octavo.executors.residents import Resident
 from tests.executors.tiny import VOCAB, save_tiny
-from tests.speculation.conftest import Maker
+from tests.speculation.conftest import CpuMaker
 from tests.speculation.replica import Replica, asked
 
 PROMPT = [(i * 29 + 3) % VOCAB for i in range(10)]
@@ -53,7 +53,7 @@ class Faulty(Drafter):
 
 @pytest.mark.parametrize("where", ["bound", "draft", "too many", "left"])
 def test_what_a_drafter_raises_costs_its_guesses_only(
-    tiny: Maker, where: str, capsys: pytest.CaptureFixture[str]
+    tiny: CpuMaker, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, drafter = tiny(), Faulty(where)
     expected = answers(plain)
@@ -70,7 +70,7 @@ def test_what_a_drafter_raises_costs_its_guesses_only(
     assert drafter.calls == calls, "it is not asked any more"
 
 
-def test_a_text_longer_than_the_draft_models_context_goes_on_without_guesses(tiny: Maker, tmp_path: Path) -> None:
+def test_a_text_longer_than_the_draft_models_context_goes_on_without_guesses(tiny: CpuMaker, tmp_path: Path) -> None:
     small = {"num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1}
     save_tiny(tmp_path, **small, max_position_embeddings=20)
     executor = tiny("draft-model", model=str(tmp_path))
@@ -81,7 +81,7 @@ def test_a_text_longer_than_the_draft_models_context_goes_on_without_guesses(tin
 
 
 @pytest.mark.parametrize("where", ["block", "out"])
-def test_heads_for_states_of_another_size_are_refused(tiny: Maker, tmp_path: Path, where: str) -> None:
+def test_heads_for_states_of_another_size_are_refused(tiny: CpuMaker, tmp_path: Path, where: str) -> None:
     block, out = (24, 48) if where == "block" else (48, 24)
     save_heads(tmp_path, [Head([(torch.zeros(block, block), torch.zeros(block))], torch.zeros(VOCAB, out))])
     with pytest.raises(ModelError, match="hidden states of 24 numbers, the model's have 48"):

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.executors.tiny import VOCAB
-from tests.speculation.conftest import Maker
+from tests.speculation.conftest import CpuMaker
 from tests.speculation.replica import Replica, asked
 
 Answers = list[dict[tuple[int, int], list[int]]]
 
 
-def answers(tiny: Maker, *, cache: bool, chunks: bool, drafter: str | None, slots: int) -> Answers:
+def answers(tiny: CpuMaker, *, cache: bool, chunks: bool, drafter: str | None, slots: int) -> Answers:
     """Six prompts twice, some with a common beginning, some that repeat themselves; chunks are of eight tokens."""
     draw = random.Random(48)
     shared = [draw.randrange(VOCAB) for _ in range(14)]
@@ -33,7 +33,7 @@ def answers(tiny: Maker, *, cache: bool, chunks: bool, drafter: str | None, slot
 
 
 @pytest.fixture(scope="module")
-def plain(tiny: Maker) -> Answers:
+def plain(tiny: CpuMaker) -> Answers:
     plain = answers(tiny, cache=False, chunks=False, drafter=None, slots=1)
     assert plain[0] == plain[1]
     return plain
@@ -43,6 +43,6 @@ def plain(tiny: Maker) -> Answers:
     ("cache", "chunks", "drafter", "slots"), list(product([False, True], [False, True], [None, "ngram"], [1, 16]))
 )
 def test_h48_every_mix_of_switches_gives_the_same_answers(
-    tiny: Maker, plain: Answers, cache: bool, chunks: bool, drafter: str | None, slots: int
+    tiny: CpuMaker, plain: Answers, cache: bool, chunks: bool, drafter: str | None, slots: int
 ) -> None:
     assert answers(tiny, cache=cache, chunks=chunks, drafter=drafter, slots=slots) == plain
