@@ -26,6 +26,10 @@ BEHIND = 64
 """So many pieces may wait; then the next ones are joined to the last of their choice, if one waits."""
 
 
+ANSWERED = ("stop", "length")
+"""How a choice finishes that has given its answer."""
+
+
 class ClientError(Exception):
     """Base of what the client library raises about a request."""
 
@@ -166,6 +170,8 @@ class Stream:
         self._taking: dict[int, _Taking] = {}
         self._open_choices = n
         self._unfed_choices = n
+        self._open_tokens: dict[int, int] = {}
+        """See `open_tokens`, by choice."""
         self._cancel = cancel
         self._pieces: deque[_Waiting] = deque()
         self._last: dict[int, _Waiting] = {}
@@ -211,6 +217,8 @@ class Stream:
             self._backlog.add(free - weight)
         if piece.finish is not None:
             self._open_choices -= 1
+            if piece.finish in ANSWERED:
+                del self._open_tokens[piece.choice]
         self._note(first)
         if self.watch is not None:
             self.watch.piece(piece)
@@ -261,6 +269,7 @@ class Stream:
         self._free = sum(_weight(waiting.piece) for waiting in self._pieces)
 
     def feed(self, row: Row) -> None:
+        self._open_tokens[row.choice] = self._open_tokens.get(row.choice, 0) + len(row.ids)
         piece = Piece(
             row.choice,
             row.index,
@@ -292,6 +301,12 @@ class Stream:
         self._last.clear()
         self.fail(Overrun(self._backlog.limit))
         return False
+
+    @property
+    def open_tokens(self) -> int:
+        """Output tokens that have come, taken or not, of choices that have not (as far as is taken) given a whole
+        answer."""
+        return sum(self._open_tokens.values())
 
     @property
     def complete(self) -> bool:

@@ -107,7 +107,7 @@ class ServerConfig(Section, frozen=True):
     stream_buffer_bytes: Positive = 4 * 1024 * 1024
     """Output that may wait for one client beside its full connection; the request of one with more is cancelled."""
     keys_file: str | None = None
-    """Who may use the API (see `octavo keys`); None lets everyone who reaches the address."""
+    """Who may use the API, and what they have used: see `octavo keys`. None lets everyone who reaches the address."""
     open: bool = False
     """Listen on an address that others reach although there is no keys file."""
     tool_parser: str = "hermes"

@@ -1,7 +1,7 @@
 """The OpenAI-compatible HTTP gateway: an actor that turns HTTP into requests of the client library and back.
 
     app        the process: binds, serves, stops with the daemon
-    auth       who may do what      keys  at rest, `octavo keys`      limits  per minute
+    auth       who may do what      tenants/   keys, their limits, what they have used; `octavo keys`, `octavo usage`
     routes     which path does what                                   spec    /openapi.json
     types      request bodies as types          body       JSON → its type, or a 400
     asked      what all generation shares       chat, completion, items, tokens: each route's body → what is asked

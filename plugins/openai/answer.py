@@ -10,6 +10,7 @@ import math
 import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio
@@ -20,11 +21,12 @@ from octavo.core.client.stream import Backlog, ClientError, Piece, RequestRefuse
 from octavo.core.messages import Ids, Row, Usage
 from octavo.plugins.openai import sse
 from octavo.plugins.openai.connection import DROP
-from octavo.plugins.openai.errors import ApiError, failed, from_client
+from octavo.plugins.openai.errors import ApiError, failed, from_client, limited
 from octavo.plugins.openai.responses import Total
+from octavo.plugins.openai.tenants.account import Account, Limited
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from anyio.abc import TaskGroup
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -80,12 +82,15 @@ class Caller:
 
     request_id: str
     trace_id: str
-    tenant: str = ""
+    account: Account | None = None
+    """Whose key it is, and what it may still ask for; None where nobody needs a key."""
     buffer_bytes: int = 4 * 1024 * 1024
     """Output of a stream that may wait for it; with more, its connection is dropped."""
     load: Load = field(default_factory=Load)
-    charge: Callable[[int], None] | None = None
-    """Told the tokens of the answer, prompt and output, once it has ended in whatever way."""
+
+    @property
+    def tenant(self) -> str:
+        return "" if self.account is None else self.account.key.tenant
 
 
 class Answer(Response):
@@ -98,6 +103,9 @@ class Answer(Response):
         self._caller = caller
         self._extra_headers = headers
         self._total = Total()
+        self._streams: list[Stream] = []
+        self._charged = 0
+        """Output tokens that its account has been charged for."""
         self._deadline_ns = (
             None if asked.deadline_ms is None else time.monotonic_ns() + min(asked.deadline_ms, LONGEST_MS) * 1_000_000
         )
@@ -108,8 +116,7 @@ class Answer(Response):
             await self._answer(scope, receive, send)
         finally:
             self._caller.load.open -= 1
-            if self._caller.charge is not None:
-                self._caller.charge(self._total.prompt + self._total.so_far)
+            self._end("cancelled")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         error: ApiError | None = None
@@ -117,9 +124,14 @@ class Answer(Response):
             tasks.start_soon(_until_disconnected, receive, tasks.cancel_scope)
             try:
                 async with AsyncExitStack() as streams:
-                    opened = [await streams.enter_async_context(stream) async for stream in self._open()]
+                    await self._take_turn(streams)
+                    async for stream in self._open():
+                        self._streams.append(await streams.enter_async_context(stream))
+                    opened = self._streams
                     for number, stream in enumerate(opened):
-                        self._total.prompt += await self._accepted(number, stream)
+                        accepted = await self._accepted(number, stream)
+                        self._total.prompt += accepted
+                        self._charge(prompt=accepted)
                     if self._asked.stream:  # how fast a whole answer is read shows only once it is complete
                         drop = scope.get("extensions", {}).get(DROP, tasks.cancel_scope.cancel)
                         backlog = Backlog(self._caller.buffer_bytes, drop)
@@ -129,9 +141,33 @@ class Answer(Response):
             except ApiError as known:
                 # Raised only before the response has begun.
                 error = known
+                self._end("failed" if error.status == HTTPStatus.INTERNAL_SERVER_ERROR else "refused")
             tasks.cancel_scope.cancel()
         if error is not None:
             await error_response(error)(scope, receive, send)
+
+    async def _take_turn(self, held: AsyncExitStack) -> None:
+        if self._caller.account is None:
+            return
+        try:
+            await held.enter_async_context(self._caller.account.turn(len(self._asked.prompts)))
+        except Limited as error:
+            raise limited(error) from error
+
+    def _charge(self, prompt: int = 0, output: int = 0) -> None:
+        if self._caller.account is not None:
+            self._charged += output
+            self._caller.account.spend(prompt, output)
+
+    def _end(self, outcome: str) -> None:
+        """Note what it has used, as far as is known: of a whole answer, what its usage says; of another, the tokens
+        that have come, taken or not. What was refused has cost nothing. Only the first word counts."""
+        if self._caller.account is None or self._caller.account.ended:
+            return
+        used = Total() if outcome == "refused" else self._total
+        output = used.completion + sum(stream.open_tokens for stream in self._streams)
+        self._charge(output=output - self._charged)
+        self._caller.account.end(outcome, used.prompt, used.cached, output)
 
     async def _open(self) -> AsyncIterator[Stream]:
         prompts = self._asked.prompts
@@ -180,6 +216,7 @@ class Answer(Response):
                 await self._events(streams, pieces, send)
             else:
                 body = msgspec.json.encode(await self._whole(pieces))
+                self._end("finished")
                 response = Response(body, media_type="application/json", headers=self._extra_headers)
                 await response(scope, receive, send)
 
@@ -233,8 +270,10 @@ class Answer(Response):
             if not begun:
                 raise
             # Too late for a status: the error is an event, and no [DONE] follows it.
+            self._end("failed")
             await _write(send, sse.event(self._reply.failed(error)), last=True)
             return
+        self._end("finished")
         if self._asked.include_usage:
             await _write(send, sse.event(self._reply.usage_chunk(self._total)))
         await _write(send, self._reply.done, last=True)
@@ -251,6 +290,7 @@ class Answer(Response):
         if news.finish not in (None, "stop", "length"):
             raise failed(news.finish, news.reason)
         self._total.add(news)
+        self._charge(output=len(news.ids))
         return news
 
     async def _begin(self, send: Send) -> None:

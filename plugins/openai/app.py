@@ -10,7 +10,7 @@ import re
 import secrets
 import socket
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,14 +32,16 @@ from octavo.core.rundir import read
 from octavo.core.trace.emit import Emitter
 from octavo.plugins.metrics.service import Metrics
 from octavo.plugins.openai.answer import Engine, error_response
-from octavo.plugins.openai.auth import Auth, Keys
+from octavo.plugins.openai.auth import Auth
 from octavo.plugins.openai.connection import connection_of
 from octavo.plugins.openai.errors import ApiError
-from octavo.plugins.openai.keys import KeysError
 from octavo.plugins.openai.routes import Api
 from octavo.plugins.openai.speech import Manners
+from octavo.plugins.openai.tenants.account import Accounts
+from octavo.plugins.openai.tenants.store import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -60,19 +62,21 @@ CANNOT_BIND = 78
 """Exit code (EX_CONFIG): starting this process again will not help."""
 
 
-def build_app(engine: Engine, config: Config, metrics: Metrics | None = None) -> Starlette:
-    """The application, with `/metrics` and `/dashboard` if there are any. Every error it answers with has
-    OpenAI's shape.
+def build_app(
+    engine: Engine, config: Config, metrics: Metrics | None = None, accounts: Accounts | None = None
+) -> Starlette:
+    """The application, with `/metrics` and `/dashboard` if there are any; without `accounts` nobody needs a key. Every
+    error it answers with has OpenAI's shape.
 
-    Raises `PluginError`, `KeysError`."""
+    Raises `PluginError`."""
     server = config.server
     name = server.reasoning_parser
     reasoning = None if name is None else resolve("octavo.reasoning_parser", name)
     api = Api(engine, config, Manners(resolve("octavo.tool_parser", server.tool_parser), reasoning))
-    keys = Keys(Path(server.keys_file)) if server.keys_file is not None else None
-    return Starlette(
-        routes=[*api.routes(), *(metrics.routes() if metrics else [])],
-        middleware=[Middleware(RequestId), Middleware(Auth, keys=keys)],
+    routes = [*api.routes(), *(metrics.routes() if metrics else [])]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(RequestId), Middleware(Auth, accounts=accounts, routes=routes)],
         exception_handlers={
             ApiError: _known,
             HTTPException: _http,
@@ -80,6 +84,8 @@ def build_app(engine: Engine, config: Config, metrics: Metrics | None = None) ->
             Exception: _bug,
         },
     )
+    app.middleware_stack = app.build_middleware_stack()  # now: a route that nobody may use is found here
+    return app
 
 
 class RequestId:
@@ -209,8 +215,8 @@ def unsafe(server: ServerConfig) -> str | None:
         if ipaddress.ip_address(server.host).is_loopback:
             return None
     return (
-        f"{server.host} can be reached by others, and there are no API keys. Make some (octavo keys new NAME --file "
-        "FILE) and set server.keys_file, or set server.open = true to serve everyone."
+        f"{server.host} can be reached by others, and there are no API keys. Make some (octavo keys create NAME "
+        "--file FILE) and set server.keys_file, or set server.open = true to serve everyone."
     )
 
 
@@ -223,22 +229,43 @@ def _former_port(run_dir: Path, generation: int) -> int:
 
 
 async def _serve(config: Config, run_dir: Path, generation: int, listener: socket.socket) -> None:
-    """Until the supervisor says that the daemon ends; open answers are told so by their streams' errors."""
+    """Until the daemon ends; open answers are told so by their streams' errors."""
     host, port = listener.getsockname()[:2]
     name, address = f"gateway-{generation}", f"http://{_bracketed(host)}:{port}"
-    with Emitter(run_dir, Role.GATEWAY, config.trace, generation=generation) as events:
+    with (
+        _accounts(config.server) as accounts,
+        Emitter(run_dir, Role.GATEWAY, config.trace, generation=generation) as events,
+    ):
         connection = Client.connect(run_dir, role=Role.GATEWAY, name=name, address=address, report=events.emit)
         async with connection as client, anyio.create_task_group() as tasks:
             try:
                 metrics = Metrics.of_run(run_dir)
-                server = make_server(build_app(metrics.meter(client), config, metrics), config.server)
-            except (PluginError, KeysError) as error:
+                app = build_app(metrics.meter(client), config, metrics, accounts)
+                server = make_server(app, config.server)
+            except PluginError as error:
                 print(f"octavo: {error}", file=sys.stderr)
                 sys.exit(CANNOT_BIND)
             tasks.start_soon(_stop_with_daemon, client, server)
             tasks.start_soon(_beat, client)
+            if accounts is not None:
+                tasks.start_soon(accounts.ledger.run)
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
+
+
+@contextmanager
+def _accounts(server: ServerConfig) -> Iterator[Accounts | None]:
+    """Those of the file of keys, if there is one; without it the process ends here."""
+    if server.keys_file is None:
+        yield None
+        return
+    try:
+        accounts = Accounts(Path(server.keys_file))
+    except (StoreError, OSError) as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        sys.exit(CANNOT_BIND)
+    with closing(accounts):
+        yield accounts
 
 
 def _bracketed(host: str) -> str:

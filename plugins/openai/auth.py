@@ -1,145 +1,129 @@
 """Who may do what: one rule for every route, before any of them sees the request.
 
-    public    no key: whether it lives, its version, what the API looks like
-    admin     a key with `admin`: what is about everyone
-    the rest  any key; what is posted counts against its limits
+    PUBLIC    no key: whether it lives, its version, what the API looks like
+    NEEDS     a key with one of these scopes (one with `admin` may do everything)
 
-Without a keys file everyone is the same nameless tenant, and may do everything.
+A route that is in neither stops the gateway's start; a path that is no route is told only to who has a key. Without a
+file of keys everyone is the same nameless tenant, and may do everything.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
+from starlette.routing import Match, Route
 
-from octavo.core.trace.log import log
 from octavo.plugins.openai.answer import error_response
-from octavo.plugins.openai.errors import ApiError
-from octavo.plugins.openai.keys import Key, KeysError, digest, load
-from octavo.plugins.openai.limits import Allowance
+from octavo.plugins.openai.errors import ApiError, limited
+from octavo.plugins.openai.tenants.account import Account, Accounts, Limited
+from octavo.plugins.openai.tenants.keys import ADMIN, INFER, READ, Key
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PUBLIC = frozenset({"/", "/health", "/ping", "/version", "/openapi.json", "/dashboard"})
-ADMIN = frozenset({"/metrics", "/dashboard/data", "/server_info"})
+PUBLIC = frozenset({"/", "/health", "/ready", "/live", "/ping", "/version", "/openapi.json", "/dashboard"})
 
+_INFER = frozenset({INFER})
+_LOOK = frozenset({INFER, READ})
+_READ = frozenset({READ})
+_ADMIN = frozenset({ADMIN})
 
-class Keys:
-    """The keys that hold now: those of the file as it is."""
+NEEDS = {
+    "/v1/chat/completions": _INFER,
+    "/v1/completions": _INFER,
+    "/v1/responses": _INFER,
+    "/v1/embeddings": _INFER,
+    "/tokenize": _INFER,
+    "/detokenize": _INFER,
+    "/v1/models": _LOOK,
+    "/v1/models/{id:path}": _LOOK,
+    "/model_info": _LOOK,
+    "/load": _LOOK,
+    "/server_info": _READ,
+    "/metrics": _READ,
+    "/dashboard/data": _READ,
+}
+"""By route: a key with any of these scopes may use it."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises `KeysError`."""
-        self._path = path
-        self._clock = clock
-        self._stamp = _stamp(path)
-        self._keys = {key.sha256: key for key in load(path)}
-        self._allowances: dict[Key, Allowance] = {}
-
-    def find(self, secret: str) -> Key | None:
-        self._refresh()
-        return self._keys.get(digest(secret))
-
-    def allowance(self, key: Key) -> Allowance:
-        if (found := self._allowances.get(key)) is None:
-            found = self._allowances[key] = Allowance(key.requests_per_minute, key.tokens_per_minute, self.now)
-        return found
-
-    @property
-    def now(self) -> float:
-        return self._clock()
-
-    def _refresh(self) -> None:
-        """A file that has become unusable changes nothing, but is complained of."""
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._keys = {key.sha256: key for key in load(self._path)}
-        except KeysError as error:
-            log().error("the keys stay as they were", why=str(error))
-            return
-        known = set(self._keys.values())
-        self._allowances = {key: one for key, one in self._allowances.items() if key in known}
+GENERATES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+"""Where a request is one in the ledger, however it ends."""
 
 
 class Auth:
-    """Lets a request through with its tenant in the state of its scope, or answers 401, 403 or 429."""
+    """Lets a request through with its account in the state of its scope, or answers 401, 403 or 429."""
 
-    def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
+    def __init__(self, app: ASGIApp, accounts: Accounts | None, routes: Sequence[Route]) -> None:
+        if unlisted := {route.path for route in routes} - PUBLIC - NEEDS.keys():
+            raise ValueError(f"nobody has said who may use {', '.join(sorted(unlisted))}")
         self._app = app
-        self._keys = keys
+        self._accounts = accounts
+        self._patterns = [route for route in routes if "{" in route.path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state.update(tenant="", charge=None)
-        if self._keys is None or scope["path"] in PUBLIC:
+        state["account"] = None
+        if self._accounts is None or scope["path"] in PUBLIC:
             await self._app(scope, receive, send)
             return
         try:
-            key = self._known(Request(scope), self._keys)
-            allowance = self._keys.allowance(key)
-            if scope["method"] == "POST":
-                _take(allowance, self._keys.now)
+            account = self._accounts.open(self._known(Request(scope), self._accounts))
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
-        state.update(tenant=key.tenant, charge=partial(self._charge, self._keys, allowance))
+        await self._serve(account, scope, receive, send)
+
+    async def _serve(self, account: Account, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 0
 
         async def with_limits(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(allowance.headers())
+                status = message["status"]
+                MutableHeaders(scope=message).update(account.headers())
             await send(message)
 
-        await self._app(scope, receive, with_limits)
+        scope["state"]["account"] = account
+        try:
+            try:
+                if scope["method"] == "POST":
+                    account.take_request()
+            except Limited as error:
+                await error_response(limited(error))(scope, receive, with_limits)
+            else:
+                await self._app(scope, receive, with_limits)
+        finally:
+            if scope["path"] in GENERATES and scope["method"] == "POST":  # if its answer has not ended it
+                account.end("failed" if not status or status >= HTTPStatus.INTERNAL_SERVER_ERROR else "refused")
 
-    @staticmethod
-    def _charge(keys: Keys, allowance: Allowance, tokens: int) -> None:
-        allowance.spend_tokens(tokens, keys.now)
-
-    @staticmethod
-    def _known(request: Request, keys: Keys) -> Key:
+    def _known(self, request: Request, accounts: Accounts) -> Key:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise _unauthorized("there is no API key: send Authorization: Bearer KEY", "missing_api_key")
-        key = keys.find(secret.strip())
+        key = accounts.find(secret.strip())
         if key is None:
             raise _unauthorized("this API key is not known here", "invalid_api_key")
-        if request.url.path in ADMIN and not key.admin:
-            message = f"{request.url.path} is for keys with admin, which {key.name!r} has not"
-            raise ApiError(HTTPStatus.FORBIDDEN, message, code="admin_only")
+        if key.expired(accounts.wall()):
+            raise _unauthorized(f"the API key {key.name!r} has expired", "expired_api_key")
+        needed = self._needed(request.scope)
+        if needed is not None and not key.may(needed):
+            scopes = " or ".join(sorted(needed | _ADMIN))
+            message = f"{request.url.path} is for keys with the scope {scopes}, which {key.name!r} has not"
+            raise ApiError(HTTPStatus.FORBIDDEN, message, code="missing_scope")
         return key
+
+    def _needed(self, scope: Scope) -> frozenset[str] | None:
+        """None: there is no such route, which anybody with a key may be told."""
+        if (needed := NEEDS.get(scope["path"])) is not None:
+            return needed
+        return next((NEEDS[route.path] for route in self._patterns if route.matches(scope)[0] is not Match.NONE), None)
 
 
 def _unauthorized(message: str, code: str) -> ApiError:
     return ApiError(HTTPStatus.UNAUTHORIZED, message, code=code, headers={"www-authenticate": "Bearer"})
-
-
-def _take(allowance: Allowance, now: float) -> None:
-    refused = allowance.take_request(now)
-    if refused is not None:
-        what, wait = refused
-        message = f"this key's {what} per minute are used up; the next can come in {wait:.1f} s"
-        headers = {**allowance.headers(), "retry-after": str(math.ceil(wait))}
-        raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, code="rate_limit_exceeded", headers=headers)
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    """Changes whenever the file does."""
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable
+from octavo.plugins.openai.tenants.account import Limited
 
 RETRY_AFTER_S = "1"
 
@@ -67,6 +68,14 @@ def from_client(error: ClientError, param: str | None = None) -> ApiError:
             return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, error.reason, code="service_unavailable")
         case _:
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), code="internal")
+
+
+def limited(error: Limited) -> ApiError:
+    """429: what was asked for is more than its key may have now; `param` names the limit."""
+    headers = {"retry-after": str(error.retry_after_s)}
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS, str(error), param=error.limit, code="rate_limit_exceeded", headers=headers
+    )
 
 
 def failed(finish: str, reason: str) -> ApiError:

@@ -67,6 +67,8 @@ class Api:
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.health, methods=["GET"]),
+            Route("/live", self.ping, methods=["GET"]),
             Route("/ping", self.ping, methods=["GET", "POST"]),
             Route("/version", self.version, methods=["GET"]),
             Route("/server_info", self.server_info, methods=["GET"]),
@@ -192,9 +194,8 @@ class Api:
         caller = Caller(
             request_id,
             state.trace_id,
-            state.tenant,
+            state.account,
             buffer_bytes=self._config.server.stream_buffer_bytes,
-            charge=state.charge,
             load=self._load,
         )
         return Answer(self._engine, asked, reply, caller, _ignored(asked.ignored))

@@ -49,6 +49,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeBody),
     ("post", "/detokenize"): Operation("Text of token ids", DetokenizeBody),
     ("get", "/health"): Operation("Whether a step can run now"),
+    ("get", "/ready"): Operation("The same"),
+    ("get", "/live"): Operation("Whether this process lives", empty=True),
     ("get", "/ping"): Operation("Whether this process lives", empty=True),
     ("post", "/ping"): Operation("Whether this process lives", empty=True),
     ("get", "/load"): Operation("How many answers are being given"),

@@ -16,9 +16,7 @@ from starlette.types import ASGIApp
 
 from octavo.core.cli import FAILED, MISUSED, ConfigFile, Run, Sets
 from octavo.core.client.blocking import join_or_start
-from octavo.core.client.client import Client
 from octavo.core.client.stream import ClientError
-from octavo.core.config.schema import Config
 from octavo.core.rundir import read_config
 from octavo.plugins.openai.app import build_app
 from octavo.plugins.openai.batch.asgi import Reply, post
@@ -74,7 +72,7 @@ def command(
         if open_:
             try:
                 with join_or_start(model, config, set_, run) as client, _progress(len(lines), before) as advance:
-                    app = build_app(client.client, _config(client.client))
+                    app = build_app(client.client, read_config(client.client.run_dir))
                     client.call(lambda: answer_all(app, open_, answers, concurrency, advance))
             except (ClientError, FileNotFoundError) as error:
                 print(f"octavo: {error}", file=sys.stderr)
@@ -112,12 +110,6 @@ async def _ask(app: ASGIApp, line: Line) -> Reply:
             return reply
         await anyio.sleep(PAUSE_S * 2**attempt)
     return await post(app, line.url, body)
-
-
-def _config(client: Client) -> Config:
-    """The daemon's own, but that nobody needs a key: who can reach its run folder may do all."""
-    config = read_config(client.run_dir)
-    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, keys_file=None))
 
 
 def _response(reply: Reply) -> Response:
