@@ -6,7 +6,7 @@ sampling: it turns (StepPlan, StepBind) into *runs*, and is told what was sample
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,22 +48,52 @@ class Run(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Tokens `ids` at positions [start, start + len(ids)) of a sequence whose block i of `table` holds positions
-    [i · block size, (i + 1) · block size)."""
+    """Tokens `ids` of a sequence whose block i of `table` has its cells [i · block size, (i + 1) · block size).
+
+    Token i is at position start + i and its KV goes to the cell of that number, as of all tokens before. Not so in a
+    tree: there a token's position is `start` and how many of the span's are before it, while cells are given out in any
+    order. `paths[i]` are the cells of positions [start, its own] as token i sees them, its own cell last."""
 
     ids: list[int]
     start: int
     table: list[int]
+    paths: Sequence[Sequence[int]] | None = None
 
     @property
     def end(self) -> int:
+        """Past the last position of one that is no tree."""
         return self.start + len(self.ids)
 
+    @property
+    def positions(self) -> Sequence[int]:
+        if self.paths is None:
+            return range(self.start, self.end)
+        return [self.start + len(path) - 1 for path in self.paths]
 
-def span_of(run: Run, guesses: Iterable[int]) -> Span:
-    """What one pass computes of a run: its own tokens, and the guesses for those after them."""
-    resident = run.resident
-    return Span([*resident.tokens[run.start : run.end], *guesses], run.start, resident.table)
+    @property
+    def cells(self) -> Sequence[int]:
+        """That the tokens' KV goes to."""
+        return range(self.start, self.end) if self.paths is None else [path[-1] for path in self.paths]
+
+    def alone(self, i: int) -> Span:
+        """Token i, all before it being computed."""
+        if self.paths is None:
+            return Span([self.ids[i]], self.start + i, self.table)
+        return Span([self.ids[i]], self.start, self.table, [self.paths[i]])
+
+
+def span_of(run: Run, guesses: Iterable[int], parents: Sequence[int] | None = None) -> Span:
+    """What one pass computes of a run: its own tokens, and the guesses for those after them. Guess i takes cell
+    run.end + i; it comes after guess `parents[i]` (-1: after the run's own tokens), without parents after guess i - 1.
+    """
+    resident, own = run.resident, run.end - run.start
+    ids = [*resident.tokens[run.start : run.end], *guesses]
+    if parents is None:
+        return Span(ids, run.start, resident.table)
+    paths = [list(range(run.start, cell + 1)) for cell in range(run.start, run.end)]
+    for i, parent in enumerate(parents):
+        paths.append([*paths[own + parent], run.end + i])
+    return Span(ids, run.start, resident.table, paths)
 
 
 def of_prompt(run: Run) -> range:

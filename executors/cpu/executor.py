@@ -22,12 +22,13 @@ from octavo.core.grammar import GrammarError, Grammars
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.locate import locate
 from octavo.executors.cpu.forward import Forward
-from octavo.executors.cpu.layout import PoolShape
+from octavo.executors.cpu.layout import PoolShape, slots_of
 from octavo.executors.cpu.llama import KvPool, token_bytes
 from octavo.executors.cpu.probe import load_exact
 from octavo.executors.cpu.stacks import Stacks
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
+from octavo.executors.drafting.tree import path
 from octavo.executors.drafting.verification import verify
 from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
@@ -38,6 +39,7 @@ from octavo.executors.sampling import Context, logprob
 
 _MODE = b"exact fp32"
 PROMPT_ROWS = 32
+_NOTHING = torch.empty(0)
 
 
 class CpuExecutor:
@@ -83,7 +85,9 @@ class CpuExecutor:
                 facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
             llama, pool = load_exact(model), KvPool(shape, spec.layers)
             stacks = Stacks(llama, pool, facts)
-            drafting = Drafting.of(Host(config, facts, stacks.target, stacks.open))
+            drafting = Drafting.of(
+                Host(config, facts, stacks.target, stacks.open, trees=True, claim=stacks.claim, taps=True)
+            )
             facts = msgspec.structs.replace(facts, block_bytes=facts.block_bytes + stacks.block_bytes)
             return cls(llama, pool, facts, grammars, drafting)
 
@@ -110,8 +114,9 @@ class CpuExecutor:
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         if not sound:
             return outcomes
-        spans = [span_of(runs[i], drafts[i].tokens) for i in sound]
-        hidden = self.forward.hidden(self.forward.layout(spans, self._pool.shape), self._pool)
+        spans = [span_of(runs[i], drafts[i].tokens, drafts[i].parents) for i in sound]
+        taps = dict.fromkeys(self._drafting.taps, _NOTHING)
+        hidden = self.forward.hidden(self.forward.layout(spans, self._pool.shape), self._pool, taps=taps)
         finite = _finite_rows(hidden)
         sampled: dict[int, range] = {}  # run: the rows of its last token and of its guesses
         prompts: dict[int, list[TokenLogprob]] = {}
@@ -135,17 +140,29 @@ class CpuExecutor:
             self._sample(runs, drafts, sampled, hidden, outcomes)
         for i, entries in prompts.items():
             outcomes[i] = outcomes[i]._replace(prompt=entries)
+        done = {i: _kept(runs[i], drafts[i], outcomes[i]) for i in starts if outcomes[i].failure is None}
+        self._straighten([(runs[i], kept) for i, kept in done.items() if drafts[i].parents is not None])
         if self._drafting.features:
-            took += (
-                Took(runs[i].resident, runs[i].start, hidden[start : start + _kept(runs[i], outcomes[i])])
-                for i, start in starts.items()
-                if outcomes[i].failure is None
-            )
+            inner = torch.cat([taps[layer] for layer in self._drafting.taps], dim=-1) if taps else None
+            for i, kept in done.items():
+                rows = [starts[i] + row for row in kept]
+                told = None if inner is None else inner[rows]
+                took.append(Took(runs[i].resident, runs[i].start, hidden[rows], told))
         if poisoned:  # perhaps by a guess: a run is judged by its own tokens
             alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), took)
             for i, outcome in zip(poisoned, alone, strict=True):
                 outcomes[i] = outcome
         return outcomes
+
+    def _straighten(self, branched: list[tuple[Run, list[int]]]) -> None:
+        """Bring the KV of tokens that stay to the cells of their positions: a tree gives cells out in its own order."""
+        if not branched:
+            return
+        shape = self._pool.shape
+        tables = [(run.resident.table, run.start, np.array(kept)) for run, kept in branched]
+        source = [slots_of(table, start + kept, shape) for table, start, kept in tables]
+        target = [slots_of(table, start + np.arange(len(kept)), shape) for table, start, kept in tables]
+        self._pool.copy_slots(torch.from_numpy(np.concatenate(source)), torch.from_numpy(np.concatenate(target)))
 
     def _prompt(self, run: Run, hidden: Tensor) -> list[TokenLogprob]:
         """What the model says of the prompt's tokens after the run's first one. Some rows at a time: a row of logits
@@ -186,13 +203,15 @@ class CpuExecutor:
         except GrammarError as error:
             return Outcome(str(error))
         wanted = resident.sampling.logprobs
-        entries = [logprob(row, token, wanted) if wanted >= 0 else None for row, token in zip(rows, new, strict=False)]
+        said = zip((-1, *path(draft, new)), new, strict=True)  # each token by the row of the guess before it
+        entries = [logprob(rows[node + 1], token, wanted) if wanted >= 0 else None for node, token in said]
         return Outcome(None, tuple(new), tuple(entries), drafted=len(draft.tokens))
 
 
-def _kept(run: Run, outcome: Outcome) -> int:
-    """Positions from the run's start on that stay: its own tokens, and the guesses that were right."""
-    return run.end - run.start + max(0, len(outcome.tokens) - 1)
+def _kept(run: Run, draft: Draft, outcome: Outcome) -> list[int]:
+    """Of the run's rows those that stay: its own tokens, and the guesses that were right."""
+    own = run.end - run.start
+    return [*range(own), *(own + node for node in path(draft, outcome.tokens))]
 
 
 def _finite_rows(x: Tensor) -> list[bool]:

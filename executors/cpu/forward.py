@@ -21,8 +21,9 @@ class Forward(Protocol[L]):
 
     def layout(self, spans: list[Span], shape: PoolShape) -> L: ...
 
-    def hidden(self, layout: L, pool: KvPool) -> Tensor:
-        """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]."""
+    def hidden(self, layout: L, pool: KvPool, *, taps: dict[int, Tensor] | None = None) -> Tensor:
+        """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]. Of the layers that are
+        `taps`, the input goes there."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

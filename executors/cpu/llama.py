@@ -54,13 +54,14 @@ class KvPool:
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
         """Copy whole blocks, as if all were read before any is written."""
-        within = torch.arange(self.shape.block_size)
-        planes = torch.arange(2 * self.shape.kv_heads) * (self.shape.slots + 1)
+        size = self.shape.block_size
+        within = torch.arange(size)
+        self.copy_slots((source[:, None] * size + within).reshape(-1), (target[:, None] * size + within).reshape(-1))
 
-        def rows(blocks: Tensor) -> Tensor:
-            return (planes[:, None, None] + blocks[:, None] * self.shape.block_size + within).reshape(-1)
-
-        read, written = rows(source), rows(target)
+    def copy_slots(self, source: Tensor, target: Tensor) -> None:
+        """Likewise the KV of single tokens."""
+        planes = (torch.arange(2 * self.shape.kv_heads) * (self.shape.slots + 1))[:, None]
+        read, written = (planes + source).reshape(-1), (planes + target).reshape(-1)
         for layer in self.layers:
             layer.index_copy_(0, written, layer.index_select(0, read))
 
@@ -101,15 +102,19 @@ class Llama:
         """[n] to [n, hidden]."""
         return self._embed[ids]
 
-    def hidden(self, layout: Layout, pool: KvPool, layers: int | None = None) -> Tensor:
+    def hidden(
+        self, layout: Layout, pool: KvPool, layers: int | None = None, taps: dict[int, Tensor] | None = None
+    ) -> Tensor:
         """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]. With `layers`, the
-        first so many stand for all."""
+        first so many stand for all. Of the layers that are `taps`, the input goes there."""
         spec, rows = self.spec, self.arithmetic.rows
         cos, sin = self._cos[layout.positions].unsqueeze(1), self._sin[layout.positions].unsqueeze(1)
         x = self._embed[layout.ids]
-        for layer, kv in zip(self._layers[:layers], pool.layers[:layers], strict=True):
+        for i, (layer, kv) in enumerate(zip(self._layers[:layers], pool.layers[:layers], strict=True)):
+            if taps is not None and i in taps:
+                taps[i] = x[: layout.tokens]
             heads = layer.qkv(self._normed(x, layer.attn_norm), rows).view(len(x), -1, spec.head_dim)
-            rotated = _rotate(heads[:, : spec.heads + spec.kv_heads], cos, sin)
+            rotated = rotate(heads[:, : spec.heads + spec.kv_heads], cos, sin)
             keys, values = rotated[: layout.tokens, spec.heads :], heads[: layout.tokens, -spec.kv_heads :]
             new = torch.cat((keys, values), dim=1)
             kv.index_copy_(0, layout.writes, new.transpose(0, 1).reshape(-1, spec.head_dim))
@@ -131,7 +136,7 @@ class Llama:
         return F.rms_norm(x, (x.shape[-1],), weight, self.spec.norm_eps)
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of [rows, heads, d] by angles [rows, 1, d / 2]; pairs are (i, i + d/2)."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -69,11 +69,15 @@ class Stacks:
         self._arithmetic = llama.arithmetic
         self._facts = facts
 
+    def claim(self, token_bytes: int) -> None:
+        """For each token of the pool. Raises `ModelError`."""
+        self.block_bytes += token_bytes * self._facts.block_size
+        check_memory(self._facts, self._facts.block_bytes + self.block_bytes)
+
     def open(self, path: str) -> CpuStack:
         """Computes with the target's arithmetic: guesses need not be exact. Raises `ModelError`."""
         model, facts = load_model(locate(path)), self._facts
         spec = model.spec
         shape = PoolShape(facts.total_blocks, facts.block_size, spec.kv_heads, spec.head_dim)
-        self.block_bytes += token_bytes(spec) * facts.block_size
-        check_memory(facts, facts.block_bytes + self.block_bytes)
+        self.claim(token_bytes(spec))
         return CpuStack(Llama(model, self._arithmetic), KvPool(shape, spec.layers))

@@ -42,10 +42,14 @@ class Want(NamedTuple):
 
 class Draft(NamedTuple):
     """Guesses for the tokens after a resident's last one. `chances` [len(tokens), vocab] are the distributions that
-    they were drawn from; None where each was certain given those before it. Only the rule `rejection` reads them."""
+    they were drawn from; None where each was certain given those before it. Only the rule `rejection` reads them.
+
+    Guesses are a chain, or a tree (only where `Host.trees`): then guess i comes after guess `parents[i]` < i, or after
+    the last token (-1). Guesses with one parent should differ; one is drawn given those of that parent before it."""
 
     tokens: Sequence[int] = ()
     chances: Reals | None = None
+    parents: Sequence[int] | None = None
 
 
 NO_DRAFT = Draft()
@@ -53,11 +57,13 @@ NO_DRAFT = Draft()
 
 class Took(NamedTuple):
     """What a step computed for a resident, told once its new tokens are among its own: the last hidden states (after
-    the final norm) of positions [start, start + len(hidden)). All these positions stay."""
+    the final norm) of positions [start, start + len(hidden)). All these positions stay. `inner` are the inputs of the
+    layers that the drafter `taps`, side by side: [len(hidden), taps · hidden]."""
 
     resident: Resident
     start: int
     hidden: Tensor
+    inner: Tensor | None = None
 
 
 class Stack(Protocol):
@@ -105,12 +111,17 @@ class Stack(Protocol):
 @dataclass(frozen=True, slots=True)
 class Host:
     """What an executor offers to its drafter: the `target` that is drafted for, and to `open` another model (a path as
-    in `model.path`) over the same blocks. None where it does not offer that."""
+    in `model.path`) over the same blocks. None where it does not offer that. `trees` says whether it verifies them,
+    `taps` whether it tells what layers are given. Who keeps bytes of its own for each token of the pool says how many
+    to `claim`: it raises `ModelError` without room."""
 
     config: Config
     facts: Facts
     target: Stack | None = None
     open: Callable[[str], Stack] | None = None
+    trees: bool = False
+    claim: Callable[[int], None] | None = None
+    taps: bool = False
 
 
 class Drafter:
@@ -122,6 +133,8 @@ class Drafter:
     Options: ClassVar[type[DrafterOptions]] = DrafterOptions
     features: ClassVar[bool] = False
     """Whether it is to be told `took`. An executor that cannot tell refuses it."""
+    taps: Sequence[int] = ()
+    """Layers of the target whose inputs are told with it. Only where the host has `taps`."""
 
     def __init__(self, host: Host, options: Any) -> None:
         """`options` are of the class's own `Options`."""

@@ -17,6 +17,7 @@ from octavo.core.messages import StepBind
 from octavo.core.plugins import PluginError, resolve
 from octavo.core.trace.log import log
 from octavo.executors.drafting.contract import GROUP, NO_DRAFT, Draft, Drafter, Host, Took, Want
+from octavo.executors.drafting.tree import check
 from octavo.executors.drafting.verification import Rule
 from octavo.executors.residents import Resident, Residents, Run
 
@@ -25,11 +26,15 @@ T = TypeVar("T")
 
 
 class Drafting:
-    def __init__(self, drafter: Drafter | None, vocab_size: int, rule: Rule = "coupled") -> None:
+    def __init__(
+        self, drafter: Drafter | None, vocab_size: int, rule: Rule = "coupled", *, trees: bool = False
+    ) -> None:
         self.rule: Rule = rule
         self.features = drafter is not None and drafter.features
+        self.taps: Sequence[int] = () if drafter is None else drafter.taps
         self._drafter = drafter
         self._vocab_size = vocab_size
+        self._trees = trees
         self._known: set[Resident] = set()
         self.failures = 0
         """Exceptions of the drafter; after `MOST_FAILURES` it is not asked any more."""
@@ -46,7 +51,7 @@ class Drafting:
             options = msgspec.convert(speculation.options, kind.Options)
         except msgspec.ValidationError as error:
             raise PluginError(f"speculation.options of the drafter {speculation.drafter!r}: {error}") from error
-        return cls(kind(host, options), vocab_size, speculation.verification)
+        return cls(kind(host, options), vocab_size, speculation.verification, trees=host.trees)
 
     def drafts(self, bind: StepBind, runs: Sequence[Run], residents: Residents) -> list[Draft]:
         """One for each run; empty for those that have no room for guesses."""
@@ -85,7 +90,7 @@ class Drafting:
             then = f"it is asked on, after {left} more no longer" if left else "it is not asked any more"
             log().error(f"the drafter {name} failed, answers go on without its guesses; {then}", exc_info=error)
             if not left:
-                self._drafter, self.features = None, False
+                self._drafter, self.features, self.taps = None, False, ()
                 self._known.clear()
             return otherwise
 
@@ -94,10 +99,17 @@ class Drafting:
         return [self._bounded(draft, want.most) for want, draft in zip(wants, drafts, strict=True)]
 
     def _bounded(self, draft: Draft, most: int) -> Draft:
-        """No more than there is room for, and nothing that the target has no token for."""
+        """No more than there is room for, and nothing that the target has no token for. Raises `ValueError`."""
         tokens = [int(token) for token in draft.tokens[:most]]
         wrong = (i for i, token in enumerate(tokens) if not 0 <= token < self._vocab_size)
-        return Draft(tokens[: next(wrong, len(tokens))], draft.chances)
+        tokens = tokens[: next(wrong, len(tokens))]
+        check(draft)
+        parents = None if draft.parents is None else [int(parent) for parent in draft.parents[: len(tokens)]]
+        if parents == list(range(-1, len(tokens) - 1)):
+            parents = None
+        if parents is not None and not self._trees:
+            raise ValueError("a draft is a tree, this executor verifies chains")
+        return Draft(tokens, draft.chances, parents)
 
     def _tell_who_left(self, residents: Residents) -> None:
         now = set(residents.slots.values())

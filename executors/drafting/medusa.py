@@ -1,8 +1,9 @@
 """Drafter `medusa`: heads on the target's last hidden state, each of which says a token further ahead.
 
-Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", ICML 2024; here each
-head's best token, a chain. Heads are read from the layout that the paper's authors publish: `config.json` and a state
-dict of `i.j.linear.{weight,bias}` (block j of head i: x + SiLU(linear(x))) and `i.j.weight` (to the vocabulary).
+Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", ICML 2024: each head's
+best token, a chain; or the best few of each (`width`), a tree of those beginnings that are likeliest together. Heads
+are read from the layout that the paper's authors publish: `config.json` and a state dict of `i.j.linear.{weight,bias}`
+(block j of head i: x + SiLU(linear(x))) and `i.j.weight` (to the vocabulary).
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 from weakref import WeakKeyDictionary
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from octavo.core.models.errors import ModelError
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Drafter, DrafterOptions, Host, Took, Want
+from octavo.executors.drafting.tree import likeliest, need_trees
 from octavo.executors.residents import Resident
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
@@ -45,12 +49,17 @@ class Medusa(Drafter):
     class Options(DrafterOptions, frozen=True):
         heads: str = ""
         """The folder of the heads, or their file."""
+        width: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
+        """Tokens of each head that are guessed; with more than one, guesses are a tree."""
 
     features = True
 
     def __init__(self, host: Host, options: Options) -> None:
         if not options.heads:
             raise ModelError("the drafter medusa needs speculation.options.heads: the folder of the heads")
+        if options.width > 1:
+            need_trees(host, "medusa")
+        self._width = options.width
         self._heads = load_heads(Path(options.heads), host.facts.vocab_size)
         if host.target is not None:
             _check_hidden(self._heads, host.target.width, options.heads)
@@ -58,7 +67,7 @@ class Medusa(Drafter):
         """The last hidden state, and which position it is of."""
 
     def took(self, took: Sequence[Took]) -> None:
-        for resident, start, hidden in took:
+        for resident, start, hidden, _ in took:
             if len(hidden):
                 self._hidden[resident] = start + len(hidden) - 1, hidden[-1].to("cpu", torch.float32, copy=True)
 
@@ -69,9 +78,12 @@ class Medusa(Drafter):
         fresh = [i for i, (position, _) in told.items() if position == len(wants[i].resident.tokens) - 2]
         if fresh:
             hidden = torch.stack([told[i][1] for i in fresh])
-            best = [head(hidden).argmax(-1).tolist() for head in self._heads[: max(wants[i].most for i in fresh)]]
+            deepest = max(wants[i].most for i in fresh)
+            best = [head(hidden).log_softmax(-1).topk(self._width) for head in self._heads[:deepest]]
+            tokens, chances = [b.indices.tolist() for b in best], [b.values.tolist() for b in best]
             for at, i in enumerate(fresh):
-                drafts[i] = Draft([tokens[at] for tokens in best[: wants[i].most]])
+                levels = [list(zip(t[at], c[at], strict=True)) for t, c in zip(tokens, chances, strict=True)]
+                drafts[i] = likeliest(levels, wants[i].most)
         return drafts
 
     def forget(self) -> None:

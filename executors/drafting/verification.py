@@ -2,26 +2,31 @@
 
 A pass over a sequence's last token and its k guesses gives k + 1 rows of logits; each row is what the target says after
 the guesses before it, and means something only if all of those were right. So tokens are taken row by row, each with
-the whole sequence so far for context (penalties, grammar, bans, `min_tokens`), until one is not the guess.
+the whole sequence so far for context (penalties, grammar, bans, `min_tokens`), until one is not the guess. In a tree of
+guesses the next row is that of the guess that was right (SpecInfer, Miao et al., ASPLOS 2024), until none is.
 
 - `coupled`: the token at a position is the sampler's own: greedy, or Gumbel-max with noise of (seed, choice, position).
   A guess is right iff it is that token. So the answer is bit for bit the one without guesses, whatever was guessed, how
   far, and in which step.
 - `rejection`: a guess x, drawn from q, is taken with probability min(1, p(x) / q(x)); else the token is drawn from the
   normalised positive part of p - q (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML
-  2023; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023). Each token's
-  distribution is p, the target's with all sampler options; which token it is depends on the guesses.
+  2023; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023). Of several guesses
+  for one place each is judged so, against what the rejection of those before it left of p (multi-round, as in
+  SpecInfer). Each token's distribution is p, the target's with all sampler options; which token it is depends on the
+  guesses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.core.grammar import Mask
 from octavo.executors.drafting.contract import Draft
+from octavo.executors.drafting.tree import child, children
 from octavo.executors.philox import Purpose, uniforms
 from octavo.executors.sampling import Context, Ids, Logits, Reals, distribution, draw, sample
 
@@ -35,22 +40,28 @@ def no_grammar(new: Sequence[int]) -> Mask | None:
 
 
 def verify(
-    rows: Iterable[Logits], draft: Draft, context: Context, rule: Rule = "coupled", mask: Masks = no_grammar
+    rows: Sequence[Logits] | npt.NDArray[np.float32],
+    draft: Draft,
+    context: Context,
+    rule: Rule = "coupled",
+    mask: Masks = no_grammar,
 ) -> list[int]:
-    """The tokens that the rows yield, from 1 to as many as rows. `rows[i]` are the target's logits after the first i
-    guesses; where there are fewer rows than guesses, the rest of the guesses is not looked at. `context.ids` is the
-    sequence without guesses; its mask is not read."""
+    """The tokens that the rows yield, from 1 to as many as rows; `tree.path` says which guesses they took. `rows[0]`
+    are the target's logits without guesses, `rows[1 + i]` those after guess i and all before it; where there are fewer
+    rows than guesses, the rest of the guesses is not looked at. `context.ids` is the sequence without guesses; its mask
+    is not read."""
     new: list[int] = []
-    for i, row in enumerate(rows):
+    node: int | None = -1
+    while node is not None and node + 1 < len(rows):
+        row = rows[node + 1]
         here = context._replace(ids=[*context.ids, *new] if new else context.ids, mask=mask(new))
-        guess = draft.tokens[i] if i < len(draft.tokens) else None
-        if guess is None or rule == "coupled":
-            token = sample(row, here)
+        guesses = children(draft, node)
+        if rule == "coupled" or not guesses:
+            new.append(sample(row, here))
         else:
-            token = judge(row, here, guess, None if draft.chances is None else draft.chances[i])
-        new.append(token)
-        if token != guess:
-            break
+            asked = [(draft.tokens[i], None if draft.chances is None else draft.chances[i]) for i in guesses]
+            new.append(judge(row, here, asked))
+        node = child(draft, node, new[-1])
     return new
 
 
@@ -63,16 +74,21 @@ def agreed(drawn: Sequence[int], guesses: Sequence[int]) -> int:
     return right + 1
 
 
-def judge(row: Logits, context: Context, guess: int, chances: Reals | None) -> int:
-    """The rule `rejection` at one position: the guess, or another token in its place."""
+def judge(row: Logits, context: Context, guesses: Sequence[tuple[int, Reals | None]]) -> int:
+    """The rule `rejection` at one position: the first of the guesses (each with the distribution that it was drawn
+    from) that is taken, or another token in their place."""
     if context.sampling.temperature == 0:
         return sample(row, context)
     ids, scores = distribution(row, context)
     sampling, position = context.sampling, len(context.ids)
-    lot = float(uniforms(np.zeros(1, dtype=np.int64), sampling.seed, context.choice, position, Purpose.ACCEPT)[0])
-    rest = remaining(ids, np.exp(scores), guess, chances, lot)
-    if rest is None:
-        return guess
+    rounds = np.arange(len(guesses), dtype=np.int64)
+    lots = uniforms(rounds, sampling.seed, context.choice, position, Purpose.ACCEPT).tolist()
+    rest: Reals = np.exp(scores)
+    for (guess, chances), lot in zip(guesses, lots, strict=True):
+        left = remaining(ids, rest, guess, chances, lot)
+        if left is None:
+            return guess
+        rest = left
     with np.errstate(divide="ignore"):
         return draw(ids, np.log(rest), context, Purpose.RESAMPLE)
 

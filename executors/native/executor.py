@@ -80,7 +80,7 @@ class NativeExecutor:
             workspace_bytes=workspace_bytes(weights, config.scheduler.chunk_budget),
         )
         stacks = Stacks(model, facts, config.executor.weights)
-        drafting = Drafting.of(Host(config, facts, stacks.target, stacks.open))
+        drafting = Drafting.of(Host(config, facts, stacks.target, stacks.open, claim=stacks.claim))
         return cls(model, stacks.counted(facts), grammars, drafting)
 
     def forget(self) -> None:

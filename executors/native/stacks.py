@@ -101,8 +101,7 @@ class Stacks:
     def open(self, path: str) -> NativeStack:
         """Computes as the target does: same mode, same kind of KV. Raises `ModelError`."""
         checkpoint, facts, pool = open_checkpoint(locate(path)), self._facts, self._model.pool
-        self._block_bytes += kv_bytes(checkpoint.spec, pool.kind) * facts.block_size
-        check_memory(facts, facts.block_bytes + self._block_bytes)
+        self.claim(kv_bytes(checkpoint.spec, pool.kind))
         weights = Weights(
             self._model.weights.library, checkpoint, exact=self._model.weights.exact, wanted=self._wanted,
             context=facts.context,
@@ -111,6 +110,11 @@ class Stacks:
         return NativeStack(
             Native(weights, Pool(pool.blocks, pool.block_size, pool.kind), self._model.threads, self._model.isa)
         )
+
+    def claim(self, token_bytes: int) -> None:
+        """For each token of the pool. Raises `ModelError`."""
+        self._block_bytes += token_bytes * self._facts.block_size
+        check_memory(self._facts, self._facts.block_bytes + self._block_bytes)
 
     def counted(self, facts: Facts) -> Facts:
         """With what the others take."""

@@ -90,24 +90,27 @@ class Decoder:
 
     def layout(self, spans: list[Span], shape: PoolShape) -> list[Layout]:
         """Passes over the model; one a token where no other way was found to be independent of company."""
-        if self._one_by_one:
-            ones = ((span, i) for span in spans for i in range(len(span.ids)))
-            passes = [[Span([span.ids[i]], span.start + i, span.table)] for span, i in ones]
-        else:
-            passes = [spans]
+        passes = [[span.alone(i)] for span in spans for i in range(len(span.ids))] if self._one_by_one else [spans]
         rows, tiles = self.arithmetic.rows, self.arithmetic.query_tiles
         return [build(each, rows.padded(sum(len(span.ids) for span in each)), tiles, shape) for each in passes]
 
-    def hidden(self, layouts: list[Layout], pool: KvPool) -> Tensor:
-        """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]."""
+    def hidden(self, layouts: list[Layout], pool: KvPool, *, taps: dict[int, Tensor] | None = None) -> Tensor:
+        """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]. Of the layers that are
+        `taps`, the input goes there."""
         states = []
+        tapped: dict[int, list[Tensor]] = {layer: [] for layer in taps or ()}
         for layout in layouts:
             self._step = _Step(layout, pool, self.spec)
             out = self._base(
-                input_ids=layout.ids[None], position_ids=layout.positions[None], attention_mask=None, use_cache=False
-            )
+                input_ids=layout.ids[None], position_ids=layout.positions[None], attention_mask=None, use_cache=False,
+                output_hidden_states=bool(taps),
+            )  # fmt: skip
             states.append(out["last_hidden_state"][0, : layout.tokens])
+            for layer, inputs in tapped.items():
+                inputs.append(out["hidden_states"][layer][0, : layout.tokens])
         self._step = None
+        if taps is not None:
+            taps.update({layer: torch.cat(inputs) for layer, inputs in tapped.items()})
         return torch.cat(states)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class TransformersExecutor(CpuExecutor):
         if grammars is not None:
             facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
         shape = PoolShape(facts.total_blocks, facts.block_size, spec.kv_heads, spec.head_dim)
-        return cls(decoder, KvPool(shape, spec.layers), facts, grammars, Drafting.of(Host(config, facts)))
+        return cls(decoder, KvPool(shape, spec.layers), facts, grammars, Drafting.of(Host(config, facts, trees=True)))
 
 
 def checked(make: Callable[[], PreTrainedModel]) -> tuple[Spec, Decoder]:

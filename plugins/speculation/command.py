@@ -50,7 +50,7 @@ def speculation(
     Parameters
     ----------
     drafter
-        ngram, suffix, draft-model, self, medusa, or another that is installed
+        ngram, suffix, draft-model, self, medusa, eagle, or another that is installed
     model
         whatever `octavo serve` takes
     executor

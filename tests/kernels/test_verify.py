@@ -93,7 +93,7 @@ def reject(kernels: Kernels, seed: int) -> int:
                 token = (
                     expected_token(rows[row], context)
                     if last
-                    else judge(rows[row], context, guess, None if certain else chances[row])
+                    else judge(rows[row], context, [(guess, None if certain else chances[row])])
                 )
                 new += [token] if token == guess or last else [token, -1]
         expected.append(new[: new.index(-1)] if -1 in new else new)

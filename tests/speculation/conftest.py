@@ -60,7 +60,7 @@ class Maker(ABC, Generic[E]):
         def drafting(host: Host) -> Drafting:
             if isinstance(drafter, type):
                 made = drafter(host, drafter.Options(**options))
-                return Drafting(made, host.facts.vocab_size, speculation.verification)
+                return Drafting(made, host.facts.vocab_size, speculation.verification, trees=host.trees)
             return Drafting.of(host)
 
         return self._make(config, tokens // BLOCK_SIZE, grammars, drafting)
@@ -86,7 +86,7 @@ class CpuMaker(Maker[CpuExecutor]):
         with torch.inference_mode():
             pool = KvPool(PoolShape(blocks, BLOCK_SIZE, spec.kv_heads, spec.head_dim), spec.layers)
             stacks = Stacks(llama, pool, facts)
-            made = drafting(Host(config, facts, stacks.target, stacks.open))
+            made = drafting(Host(config, facts, stacks.target, stacks.open, trees=True, claim=stacks.claim, taps=True))
         return CpuExecutor(llama, pool, facts, grammars, made)
 
 
@@ -102,7 +102,8 @@ class NativeMaker(Maker[NativeExecutor]):
         model = Native(loaded.weights, Pool(blocks, BLOCK_SIZE, loaded.pool.kind), 1, loaded.isa)
         facts = msgspec.structs.replace(self._loaded.facts, total_blocks=blocks)
         stacks = native.Stacks(model, facts, config.executor.weights)
-        return NativeExecutor(model, facts, grammars, drafting(Host(config, facts, stacks.target, stacks.open)))
+        host = Host(config, facts, stacks.target, stacks.open, claim=stacks.claim)
+        return NativeExecutor(model, facts, grammars, drafting(host))
 
 
 @pytest.fixture(scope="session")

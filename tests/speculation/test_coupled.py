@@ -15,11 +15,13 @@ from octavo.core.messages import Enqueue, Grammar, Sampling, TokenLogprob
 from octavo.core.trace.catalogue import RequestFinished, RequestPreempted
 from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.drafting.contract import Drafter
+from octavo.executors.drafting.eagle_head import save_head
 from octavo.executors.native.executor import NativeExecutor
 from tests.executors.tiny import VOCAB
 from tests.speculation.conftest import CpuMaker, NativeMaker
-from tests.speculation.drafters import Oracle, Silly
+from tests.speculation.drafters import Bush, Oracle, Silly
 from tests.speculation.replica import GREEDY, Replica, asked
+from tests.speculation.test_eagle import random_head
 
 Answers = dict[tuple[int, int], list[int]]
 AnyExecutor = CpuExecutor | NativeExecutor
@@ -57,17 +59,43 @@ def bits(logprobs: dict[Any, list[TokenLogprob | None]]) -> dict[Any, list[Any]]
 
 
 def options_of(drafter: str | type[Drafter], requests: list[Enqueue], answers: Answers, paths: dict[str, Path]) -> Any:
-    if drafter is Oracle:
+    if drafter in (Oracle, Bush):
         told = {(tuple(r.ids.tolist()), c): answers[r.handle, c] for r in requests for c in range(r.n)}
         return {"answers": told}
     return {
         "draft-model": {"model": str(paths["small"])},
         "self": {"layers": 1},
         "medusa": {"heads": str(paths["heads"])},
+        "medusa tree": {"heads": str(paths["heads"]), "width": 3},
+        "eagle": {"head": str(paths["eagle"])},
+        "eagle tree": {"head": str(paths["eagle"]), "width": 3},
     }.get(str(drafter), {})
 
 
-DRAFTERS: list[str | type[Drafter]] = ["ngram", "suffix", "draft-model", "self", "medusa", Oracle, Silly]
+DRAFTERS: list[str | type[Drafter]] = [
+    "ngram",
+    "suffix",
+    "draft-model",
+    "self",
+    "medusa",
+    "medusa tree",
+    "eagle",
+    "eagle tree",
+    Oracle,
+    Bush,
+    Silly,
+]
+
+
+def trees_are_verified(tiny: AnyMaker, drafter: str | type[Drafter]) -> None:
+    if isinstance(tiny, NativeMaker) and (drafter is Bush or str(drafter).endswith("tree")):
+        pytest.skip("the native executor verifies chains")
+
+
+def installed(drafter: str | type[Drafter]) -> str | type[Drafter]:
+    return drafter.partition(" ")[0] if isinstance(drafter, str) else drafter
+
+
 SHORT = (24, 1, 9)
 LONG = (200, 1)
 
@@ -78,8 +106,10 @@ def tiny(request: pytest.FixtureRequest, tiny: CpuMaker, tiny_native: NativeMake
 
 
 @pytest.fixture(scope="session")
-def paths(small_folder: Path, heads_folder: Path) -> dict[str, Path]:
-    return {"small": small_folder, "heads": heads_folder}
+def paths(small_folder: Path, heads_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    eagle = tmp_path_factory.mktemp("eagle")
+    save_head(eagle, random_head(third=False))
+    return {"small": small_folder, "heads": heads_folder, "eagle": eagle}
 
 
 @pytest.fixture(scope="session")
@@ -107,19 +137,21 @@ def test_the_answers_are_those_without_guesses(
     tiny: AnyMaker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], drafter: str | type[Drafter], k: int
 ) -> None:
     """In company; in a pool that is too small, so that some are preempted; and after the executor's death."""
+    trees_are_verified(tiny, drafter)
     without = plain[SHORT]
     options = options_of(drafter, workload(SHORT), without.said, paths)
-    executor = tiny(drafter, tokens=56 if k == 3 else 2048, **options)
+    executor = tiny(installed(drafter), tokens=56 if k == 3 else 2048, **options)
     replica = same(executor, SHORT, k, without, slots=5, budget=13, crash_at=6 if k == 8 else -1)
     assert any(isinstance(event, RequestPreempted) for event in replica.events) == (k == 3)
 
 
-@pytest.mark.parametrize("drafter", [Oracle, "suffix"])
+@pytest.mark.parametrize("drafter", [Oracle, Bush, "suffix"])
 def test_long_answers_are_those_without_guesses(
     tiny: AnyMaker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], drafter: str | type[Drafter]
 ) -> None:
+    trees_are_verified(tiny, drafter)
     options = options_of(drafter, workload(LONG), plain[LONG].said, paths)
-    replica = same(tiny(drafter, **options), LONG, 5, plain[LONG], slots=8, depth=3)
+    replica = same(tiny(installed(drafter), **options), LONG, 5, plain[LONG], slots=8, depth=3)
     if drafter is Oracle:
         assert replica.accepted > 500
 
@@ -145,10 +177,14 @@ def test_the_whole_grid(
         pytest.skip("needs --speculation-all")
     lines = [_ABOUT, "| drafter | k | guesses verified | right |", "|---|---|---|---|"]
     for drafter in DRAFTERS:
+        if isinstance(tiny, NativeMaker) and (drafter is Bush or str(drafter).endswith("tree")):
+            continue
         options = options_of(drafter, workload(LONG), plain[LONG].said, paths)
         for k in range(1, 9):
             runs = [
-                same(tiny(drafter, tokens=tokens, **options), LONG, k, plain[LONG], slots=8, crash_at=crash_at)
+                same(
+                    tiny(installed(drafter), tokens=tokens, **options), LONG, k, plain[LONG], slots=8, crash_at=crash_at
+                )
                 for tokens, crash_at in ((2048, -1), (320, -1), (2048, 20))
             ]
             name = drafter if isinstance(drafter, str) else drafter.__name__.lower()

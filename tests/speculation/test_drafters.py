@@ -163,6 +163,9 @@ def test_heads_are_read_in_the_published_layout(heads_folder: Path, tmp_path: Pa
         ("draft-model", {"model": "x"}, ModelError, "cannot run a second model"),
         ("self", {}, ModelError, "cannot run part"),
         ("medusa", {}, ModelError, "options.heads"),
+        ("eagle", {}, ModelError, "options.head"),
+        ("eagle", {"head": "x"}, ModelError, "lends no embedding"),
+        ("medusa", {"heads": "x", "width": 2}, ModelError, "no trees"),
         ("oracle", {}, PluginError, "ngram"),
     ],
 )
