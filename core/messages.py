@@ -231,6 +231,10 @@ class Detokenize(Message):
     client: str
     ref: int
     ids: list[int]
+    before: list[int] | None = None
+    """The tokens that `ids` continue, if they do: the answer is the text that they add to it, as an output's is."""
+    skip_special_tokens: bool = False
+    """Special tokens give no text."""
 
 
 class Tokenized(Message):
@@ -269,6 +273,8 @@ class TextLogprob(msgspec.Struct, array_like=True, frozen=True):
     data: bytes
     logprob: float
     top: list[tuple[str, bytes, float]]
+    ids: list[int] = []
+    """The token's id, then those of `top`."""
 
 
 class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -335,6 +341,8 @@ class Accepted(Message):
     request_id: str
     attempt: int
     prompt_tokens: int
+    ends: list[int] = []
+    """The ids that end an answer."""
 
 
 class Refused(Message):

@@ -200,9 +200,17 @@ class Client:
             raise RequestRefused("prompt", answer.error)
         return answer.ids
 
-    async def detokenize(self, ids: list[int], *, timeout_s: float = PATIENCE_S) -> str:
-        """Text of token ids; raises like `tokenize`."""
-        answer = await self._ask(Detokenize(self._name, self._ref(), ids), Detokenized, timeout_s)
+    async def detokenize(
+        self,
+        ids: list[int],
+        *,
+        before: list[int] | None = None,
+        skip_special_tokens: bool = False,
+        timeout_s: float = PATIENCE_S,
+    ) -> str:
+        """Text of token ids, or what they add to the text of `before`; raises like `tokenize`."""
+        question = Detokenize(self._name, self._ref(), ids, before, skip_special_tokens)
+        answer = await self._ask(question, Detokenized, timeout_s)
         if answer.error is not None:
             raise RequestRefused("tokens", answer.error)
         return answer.text
@@ -364,7 +372,7 @@ class Client:
             case Accepted():
                 stream = self._streams.get(news.request_id)
                 if stream is not None:
-                    stream.accept(news.prompt_tokens)
+                    stream.accept(news.prompt_tokens, news.ends)
             case Refused():
                 self._fail(news.request_id, RequestRefused(news.field, news.reason, news.code))
             case Tokenized() | Detokenized():

@@ -18,7 +18,7 @@ from octavo.core.messages import Row, Stages, TextLogprob, Times, Usage
 from octavo.core.pace import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
 
@@ -172,11 +172,15 @@ class Stream:
         self._unfed_choices = n
         self._open_tokens: dict[int, int] = {}
         """See `open_tokens`, by choice."""
+        self.unseen_tokens = 0
+        """What was generated for it and no piece shows, in a search for instance."""
         self._cancel = cancel
         self._pieces: deque[_Waiting] = deque()
         self._last: dict[int, _Waiting] = {}
         """Of `_pieces`, the last of each choice."""
         self._prompt_tokens: int | None = None
+        self.ends: tuple[int, ...] = ()
+        """The ids that end a choice, once the request is accepted."""
         self.error: ClientError | None = None
         """What has ended it, once all pieces before have been taken."""
         self.watch: Watcher | None = None
@@ -259,8 +263,9 @@ class Stream:
 
     # What the client feeds.
 
-    def accept(self, prompt_tokens: int) -> None:
+    def accept(self, prompt_tokens: int, ends: Sequence[int] = ()) -> None:
         self._prompt_tokens = prompt_tokens
+        self.ends = tuple(ends)
         self._wake()
 
     def bound(self, backlog: Backlog) -> None:
@@ -305,8 +310,8 @@ class Stream:
     @property
     def open_tokens(self) -> int:
         """Output tokens that have come, taken or not, of choices that have not (as far as is taken) given a whole
-        answer."""
-        return sum(self._open_tokens.values())
+        answer, and those that no piece shows."""
+        return self.unseen_tokens + sum(self._open_tokens.values())
 
     @property
     def complete(self) -> bool:

@@ -54,6 +54,7 @@ from octavo.core.messages import (
 from octavo.core.pace import latencies, off
 from octavo.core.tokenizer import limits
 from octavo.core.tokenizer.choice import Choice
+from octavo.core.tokenizer.detokenize import continued
 from octavo.core.tokenizer.invalid import InvalidRequestError
 from octavo.core.tokenizer.requests import Live, Requests
 from octavo.core.tokenizer.stops import StopStrings
@@ -227,7 +228,7 @@ class TokenizerCore:
         if params.sampling.prompt_logprobs >= 0 and len(prompt) == 1:
             live.prompt_logprobs = self._vocabulary.spelled_prompt(prompt, [])  # there is nothing to compute
         self._requests.add(live)
-        self._to_client(live.client, Accepted(live.request_id, live.attempt, live.prompt_tokens))
+        self._to_client(live.client, Accepted(live.request_id, live.attempt, live.prompt_tokens, enqueue.stop_ids))
         self._events.append(
             RequestTokenized(
                 request_id=live.request_id,
@@ -297,10 +298,14 @@ class TokenizerCore:
 
     def _detokenized(self, question: Detokenize) -> Detokenized:
         try:
-            limits.check_ids("tokens", question.ids, self._facts.vocab_size)
+            limits.check_ids("tokens", [*question.ids, *(question.before or ())], self._facts.vocab_size)
         except InvalidRequestError as error:
             return Detokenized(question.ref, "", error.reason)
-        return Detokenized(question.ref, self._vocabulary.decode(question.ids))
+        if question.before is None:
+            text = self._vocabulary.decode(question.ids, question.skip_special_tokens)
+        else:
+            text = continued(self._vocabulary, question.before, question.ids, question.skip_special_tokens)
+        return Detokenized(question.ref, text)
 
     # ── out: tokens ──────────────────────────────────────────────────────────────────────────────
 

@@ -85,3 +85,10 @@ class Detokenizer:
         while ids and self._vocabulary.decode(ids).endswith(_UNFINISHED):
             ids = ids[:-1]
         return ids
+
+
+def continued(vocabulary: Vocabulary, before: Sequence[int], ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """The text that `ids` add to that of `before`: the same as an output's pieces joined."""
+    detokenizer = Detokenizer(vocabulary, before, skip_special_tokens)
+    pieces = [*(detokenizer.feed(token) for token in ids), detokenizer.flush()]
+    return "".join(piece.text for piece in pieces if piece is not None)

@@ -116,11 +116,11 @@ class Vocabulary:
     def spelled(self, found: TokenLogprob) -> TextLogprob:
         """Log-probabilities with the text of their tokens."""
         top = [(*self._spelled(token), value) for token, value in zip(found.top_ids, found.top_logprobs, strict=True)]
-        return TextLogprob(*self._spelled(found.token), found.logprob, top)
+        return TextLogprob(*self._spelled(found.token), found.logprob, top, [found.token, *found.top_ids])
 
     def spelled_prompt(self, prompt: Sequence[int], entries: Sequence[TokenLogprob]) -> list[TextLogprob]:
         """An entry per token of the prompt; nothing is known of the first but its text."""
-        return [TextLogprob(*self._spelled(prompt[0]), 0.0, []), *map(self.spelled, entries)]
+        return [TextLogprob(*self._spelled(prompt[0]), 0.0, [], [prompt[0]]), *map(self.spelled, entries)]
 
     def _spelled(self, token: int) -> tuple[str, bytes]:
         data = self.token_bytes(token)

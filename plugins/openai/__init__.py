@@ -6,6 +6,7 @@
     types      request bodies as types          body       JSON → its type, or a 400
     asked      what all generation shares       chat, completion, items, tokens: each route's body → what is asked
     structure  what shape an answer must have   speech     text → content, reasoning and tool calls
+    beams      beam search, pure                search     the same over the engine
     answer     one answer, whole or streamed    responses  pieces of output → response objects
     connection when a slow reader is dropped    page.html  the chat page at /
     batch/     `octavo batch`: a file of requests answered by this same application, without a socket

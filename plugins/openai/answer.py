@@ -23,6 +23,7 @@ from octavo.plugins.openai import sse
 from octavo.plugins.openai.connection import DROP
 from octavo.plugins.openai.errors import ApiError, failed, from_client, limited
 from octavo.plugins.openai.responses import Total
+from octavo.plugins.openai.search import Searcher
 from octavo.plugins.openai.tenants.account import Account, Limited
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class Engine(Protocol):
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool) -> list[int]: ...
 
-    async def detokenize(self, ids: list[int]) -> str: ...
+    async def detokenize(
+        self, ids: list[int], *, before: list[int] | None = None, skip_special_tokens: bool = False
+    ) -> str: ...
 
 
 @dataclass(slots=True)
@@ -125,7 +128,7 @@ class Answer(Response):
             try:
                 async with AsyncExitStack() as streams:
                     await self._take_turn(streams)
-                    async for stream in self._open():
+                    async for stream in self._open(tasks):
                         self._streams.append(await streams.enter_async_context(stream))
                     opened = self._streams
                     for number, stream in enumerate(opened):
@@ -169,20 +172,26 @@ class Answer(Response):
         self._charge(output=output - self._charged)
         self._caller.account.end(outcome, used.prompt, used.cached, output)
 
-    async def _open(self) -> AsyncIterator[Stream]:
+    async def _open(self, tasks: TaskGroup) -> AsyncIterator[Stream]:
         prompts = self._asked.prompts
         for number, prompt in enumerate(prompts):
             own = self._caller.request_id
             request_id = own if len(prompts) == 1 else f"{own}-{number}"
             try:
-                yield await self._start(prompt, request_id)
+                yield await self._start(prompt, request_id, tasks)
             except ClientError as error:
                 raise from_client(error) from error
 
-    async def _start(self, prompt: Prompt, request_id: str) -> Stream:
+    async def _start(self, prompt: Prompt, request_id: str, tasks: TaskGroup) -> Stream:
         params = self._asked.params
         if params.max_tokens == 0:
             return await measured(self._engine, prompt, params.n, request_id)
+        if self._asked.beams is not None:
+            search = Searcher(self._engine, self._generate, self._asked.beams, params, request_id)
+            return search.start(prompt, tasks)
+        return await self._generate(prompt, params, request_id)
+
+    async def _generate(self, prompt: Prompt, params: Params, request_id: str) -> Stream:
         return await self._engine.generate(
             prompt,
             params,

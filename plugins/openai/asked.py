@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from octavo.core.messages import Params, Prompt, Sampling
 from octavo.plugins.openai import structure
+from octavo.plugins.openai.beams import BeamSearch
 from octavo.plugins.openai.errors import invalid
-from octavo.plugins.openai.types import Generation, StreamOptions
+from octavo.plugins.openai.types import MOST_BEAMS, Generation, StreamOptions
 
 
 class Asked(NamedTuple):
@@ -37,9 +38,40 @@ class Asked(NamedTuple):
     """What a response tells of its request (`/v1/responses`)."""
     must: structure.Must | None = None
     """The whole answer is a call, in this form."""
+    beams: BeamSearch | None = None
+    """It is searched for."""
 
 
-def to_asked(request: Generation, prompts: list[Prompt], limit: int | None, logprobs: int, ignored: list[str]) -> Asked:
+UNSUPPORTED = "unsupported_parameter"
+BEAM_FIELDS = ("beam_width", "length_penalty", "early_stopping")
+EXCLUDED = (
+    "stop",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""What changes what may come next, or ends it within a token: a search that ignored them would be wrong."""
+UNUSED: dict[str, tuple[Any, ...]] = {
+    "temperature": (0,),
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "seed": (),
+}
+"""What has no effect where nothing is drawn, with the values that ask for nothing."""
+
+
+def to_asked(
+    request: Generation,
+    prompts: list[Prompt],
+    limit: int | None,
+    logprobs: int,
+    ignored: list[str],
+    best_of: int | None = None,
+) -> Asked:
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
         raise invalid("stream_options", "stream_options is only possible with stream: true")
@@ -62,7 +94,8 @@ def to_asked(request: Generation, prompts: list[Prompt], limit: int | None, logp
         stream,
         bool(options.include_usage),
         request.priority or 0,
-        ignored,
+        [*ignored, *_without_effect(request)],
+        beams=_beams(request, best_of),
         deadline_ms=request.deadline_ms,
         shown=request.n or 1,
         shows_logprobs=logprobs >= 0,
@@ -113,3 +146,31 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     if "" in stops:
         raise invalid("stop", "a stop string is empty")
     return stops
+
+
+def _beams(request: Generation, best_of: int | None) -> BeamSearch | None:
+    """The search that is asked for, if one is."""
+    if not request.use_beam_search:
+        return None
+    refused = [name for name in EXCLUDED if getattr(request, name)]
+    refused += ["repetition_penalty"] if request.repetition_penalty not in (None, 1) else []
+    refused += ["response_format"] if structure.asked(request) is not None else []
+    for name in refused:
+        raise invalid(name, f"{name} is not possible with use_beam_search", UNSUPPORTED)
+    n = request.n or 1
+    width = request.beam_width or best_of or n
+    if width > MOST_BEAMS:
+        raise invalid(
+            "n" if width == n else "best_of", f"{width} beams are asked for, at most {MOST_BEAMS} are possible"
+        )
+    if width < n:
+        raise invalid("beam_width", f"beam_width is {width}, less than n, {n}")
+    stopping = False if request.early_stopping is None else request.early_stopping
+    return BeamSearch(width, _or(request.length_penalty, 1.0), stopping)
+
+
+def _without_effect(request: Generation) -> list[str]:
+    """Fields that are only for the other way to generate: searching for the likeliest, or drawing."""
+    if not request.use_beam_search:
+        return [name for name in BEAM_FIELDS if getattr(request, name) is not None]
+    return [name for name, nothing in UNUSED.items() if getattr(request, name) not in (None, *nothing)]

@@ -39,7 +39,8 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "chat_template": (),
 }
-"""Known fields that are not served, with the values that ask for nothing (null always does)."""
+"""Known fields that are not served (by the bodies that do not have them), with the values that ask for nothing (null
+always does)."""
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def convert(raw: dict[str, Any], kind: type[Body]) -> tuple[Body, list[str]]:
     """The body as its type, and the paths of what it has beside."""
     for name, harmless in NOT_SERVED.items():
         value = raw.get(name)
-        if value is not None and value not in harmless:
+        if value is not None and value not in harmless and name not in kind.__struct_fields__:
             raise invalid(name, f"{name} is not served here", "unsupported_parameter")
     try:
         body = msgspec.convert(raw, kind)

@@ -10,7 +10,7 @@ import msgspec
 
 from octavo.core.messages import Chat, Grammar
 from octavo.plugins.openai import items, structure
-from octavo.plugins.openai.asked import Asked, to_asked
+from octavo.plugins.openai.asked import UNSUPPORTED, Asked, to_asked
 from octavo.plugins.openai.body import convert, kind_of, parse
 from octavo.plugins.openai.errors import invalid
 from octavo.plugins.openai.types import ChatBody, Message, ResponsesBody
@@ -54,9 +54,12 @@ def _chat_asked(raw: dict[str, Any], form: Form | None) -> Asked:
     own = asked.params.sampling.grammar
     if must is not None and own is not None:
         raise invalid("tool_choice", f"tool_choice and {structure.FIELDS} exclude each other")
+    if must is not None and asked.beams is not None:
+        raise invalid("tool_choice", "a call that must be made is not possible with use_beam_search", UNSUPPORTED)
     if must is not None:
         return _held(asked, must.grammar)
-    held = structure.strict_calls(prompt.tools or [], form) if form is not None and own is None else None
+    free = own is None and asked.beams is None
+    held = structure.strict_calls(prompt.tools or [], form) if form is not None and free else None
     if held is not None:
         return _held(asked, held)
     strict = [f"tools[{i}].function.strict" for i, tool in enumerate(request.tools or ()) if tool.function.strict]

@@ -15,8 +15,6 @@ from octavo.plugins.openai.types import CompletionBody
 MAX_PROMPTS = 2048
 COMPLETION_MAX_TOKENS = 16
 """What `/v1/completions` generates where `max_tokens` is absent, as in OpenAI's API."""
-COMPLETION_MAX_TOKENS = 16
-"""What `/v1/completions` generates where `max_tokens` is absent, as in OpenAI's API."""
 
 
 def decode_completion(body: bytes) -> Asked:
@@ -24,9 +22,9 @@ def decode_completion(body: bytes) -> Asked:
     request, ignored = convert(parse(body), CompletionBody)
     limit = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     logprobs = -1 if request.logprobs is None else request.logprobs
-    asked = to_asked(request, prompts(request.prompt), limit, logprobs, ignored)
+    asked = to_asked(request, prompts(request.prompt), limit, logprobs, ignored, request.best_of)
     params, n = asked.params, request.n or 1
-    most = request.best_of or n
+    most = n if asked.beams is not None else request.best_of or n
     if most < n:
         raise invalid("best_of", f"best_of is {most}, less than n, {n}")
     if most > n:

@@ -40,6 +40,7 @@ class Total:
         self.so_far += len(piece.ids)
         if piece.usage is not None:
             self.completion += piece.usage.completion
+            self.so_far = max(self.so_far, self.completion)
             self.cached += piece.usage.cached if piece.choice == 0 else 0
 
     def body(self) -> Object:

@@ -15,6 +15,8 @@ Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Choices: TypeAlias = Annotated[int, Meta(ge=1, le=128)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+MOST_BEAMS = 16
+Beams: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_BEAMS)]
 Stops: TypeAlias = str | Annotated[list[str], Meta(max_length=16)]
 
 
@@ -86,6 +88,11 @@ class Generation(Struct, kw_only=True):
     bad_words: Annotated[list[str], Meta(max_length=128)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
+    use_beam_search: bool | None = None
+    beam_width: Beams | None = None
+    """How many beams there are, of which the `n` best are shown; absent: as many as are shown."""
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None

@@ -103,7 +103,9 @@ class FakeEngine:
         assert add_special_tokens
         return self._ids(prompt)
 
-    async def detokenize(self, ids: list[int]) -> str:
+    async def detokenize(
+        self, ids: list[int], *, before: list[int] | None = None, skip_special_tokens: bool = False
+    ) -> str:
         if max(ids, default=0) > 255:
             raise RequestRefused("tokens", "an id is out of range")
         return bytes(ids).decode(errors="replace")

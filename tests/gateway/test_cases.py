@@ -113,9 +113,9 @@ async def test_h23_parts_are_text_in_every_role(http: httpx.AsyncClient, engine:
         assert error(response, 400)["param"] == param
 
 
-async def test_h37_h38_what_is_limited_says_its_limit_and_beam_search_is_refused_by_name(
-    http: httpx.AsyncClient,
-) -> None:
+async def test_h37_what_is_limited_says_its_limit(http: httpx.AsyncClient) -> None:
     assert (await post(http, "completions", prompt="a", best_of=5, logprobs=1)).status_code == 200
     assert "20" in error(await post(http, "completions", prompt="a", best_of=25), 400)["message"]
-    assert error(await post(http, "completions", prompt="a", use_beam_search=True), 400)["param"] == "use_beam_search"
+    for fields in ({"n": 17}, {"beam_width": 17}, {"best_of": 17}):
+        refused = error(await post(http, "completions", prompt="a", use_beam_search=True, **fields), 400)
+        assert (refused["param"], "16" in refused["message"]) == (next(iter(fields)), True)

@@ -120,7 +120,6 @@ async def test_a_wrong_chat_field(http: httpx.AsyncClient, engine: Any, fields: 
         ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
         ({"prompt": "a", "best_of": 2, "n": 3}, "best_of"),
         ({"prompt": "a", "best_of": 21}, "best_of"),
-        ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
         ({"prompt": "a", "echo": "yes"}, "echo"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
     ],
