@@ -83,7 +83,7 @@ def penalise(scores: Reals, context: Context) -> Reals:
     """Apply the penalties in place. Repetition divides what is positive and multiplies what is negative, so that a
     value above 1 always makes a seen token less likely."""
     sampling = context.sampling
-    if not _penalised(sampling):
+    if not penalised(sampling):
         return scores
     seen = np.unique(np.asarray(context.ids, dtype=np.int64))
     if sampling.repetition != 1.0:
@@ -105,7 +105,7 @@ def restrict(scores: Reals, context: Context) -> Reals:
         others = np.ones(len(scores), dtype=np.bool_)
         others[list(sampling.allowed)] = False
         scores[others] = -np.inf
-    banned = {word[-1] for word in sampling.banned if _follows(ids, word[:-1])}
+    banned = {word[-1] for word in sampling.banned if follows(ids, word[:-1])}
     if len(ids) - context.prompt_len < sampling.min_tokens:
         banned.update(sampling.ends)
     if banned:
@@ -159,13 +159,14 @@ def _nucleus(scores: Reals, top_p: float) -> Ids:
 def shaped(sampling: Sampling) -> bool:
     """Whether anything beside the temperature can change which token is the likeliest."""
     restricted = sampling.bias or sampling.allowed or sampling.banned or sampling.min_tokens
-    return bool(restricted) or _penalised(sampling)
+    return bool(restricted) or penalised(sampling)
 
 
-def _follows(ids: list[int], head: tuple[int, ...]) -> bool:
+def follows(ids: list[int], head: tuple[int, ...]) -> bool:
     """Whether the sequence ends with `head`."""
     return not head or tuple(ids[-len(head) :]) == head
 
 
-def _penalised(sampling: Sampling) -> bool:
+def penalised(sampling: Sampling) -> bool:
+    """Whether what was said changes what comes."""
     return sampling.repetition != 1.0 or sampling.presence != 0.0 or sampling.frequency != 0.0

@@ -35,6 +35,10 @@ Masks: TypeAlias = Callable[[Sequence[int]], Mask | None]
 """What the grammar allows after these new tokens."""
 
 
+Sampler: TypeAlias = Callable[[Logits, Context], int]
+"""`executors.sampling.sample`, or what gives the same tokens."""
+
+
 def no_grammar(new: Sequence[int]) -> Mask | None:
     return None
 
@@ -45,6 +49,7 @@ def verify(
     context: Context,
     rule: Rule = "coupled",
     mask: Masks = no_grammar,
+    sampler: Sampler = sample,
 ) -> list[int]:
     """The tokens that the rows yield, from 1 to as many as rows; `tree.path` says which guesses they took. `rows[0]`
     are the target's logits without guesses, `rows[1 + i]` those after guess i and all before it; where there are fewer
@@ -57,7 +62,7 @@ def verify(
         here = context._replace(ids=[*context.ids, *new] if new else context.ids, mask=mask(new))
         guesses = children(draft, node)
         if rule == "coupled" or not guesses:
-            new.append(sample(row, here))
+            new.append(sampler(row, here))
         else:
             asked = [(draft.tokens[i], None if draft.chances is None else draft.chances[i]) for i in guesses]
             new.append(judge(row, here, asked))

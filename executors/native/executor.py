@@ -7,15 +7,16 @@ KV in fp32; `fast` has int8 activations where weights are 4-bit or 8-bit, and a 
 
 from __future__ import annotations
 
+import itertools
 import time
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from octavo.core.config.schema import Config
 from octavo.core.grammar import GrammarError, Grammars
-from octavo.core.messages import Facts, StepBind, StepPlan, StepResult
+from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
@@ -25,15 +26,24 @@ from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.native.batch import Ask, batch
-from octavo.executors.native.drawing import draw, only_warm
+from octavo.executors.native.drawing import Drawing, Draws, Reported
 from octavo.executors.native.ledger import weights_bytes, workspace_bytes
 from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, load
 from octavo.executors.native.program import Native, Outputs, Pool, Weights, kv_bytes
 from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.outcome import Outcome, Settlement
 from octavo.executors.residents import Residents, Run
-from octavo.executors.sampling import Context, logprob
+from octavo.executors.sampling import Context
 from octavo.executors.threads import default_threads
+
+
+class _Heard(NamedTuple):
+    """A run whose logits are there: of `about` positions of the prompt, then of its last token and its guesses."""
+
+    run: Run
+    draft: Draft
+    about: int
+    logits: Floats
 
 
 class NativeExecutor:
@@ -48,6 +58,7 @@ class NativeExecutor:
         self._matchers = Matchers(grammars)
         self._settlement = Settlement(facts.vocab_size)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
+        self._drawing = Drawing(model)
 
     @classmethod
     def load(cls, config: Config) -> Self:
@@ -107,15 +118,24 @@ class NativeExecutor:
         inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], copies)
         out = self.model.step(inputs, hidden=self._drafting.features)
         poisoned: list[int] = []
+        heard: dict[int, _Heard] = {}
         for i, ask in zip(sound, asks, strict=True):
             if _own_finite(runs[i], ask, out):
-                outcomes[i] = self._outcome(runs[i], drafts[i], ask, out)
+                finite = out.sample_finite[ask.sample : ask.sample + ask.samples]
+                certain = len(finite) if all(finite) else finite.index(False)  # a guess that is not ends the guesses
+                if ask.logits < 0:
+                    outcomes[i] = _greedy(runs[i], drafts[i], out.best[ask.sample : ask.sample + certain].tolist())
+                else:
+                    logits = out.logits[ask.logits : ask.logits + certain]
+                    heard[i] = _Heard(runs[i], drafts[i], ask.about, logits)
             elif drafts[i].tokens:
                 poisoned.append(i)
             else:
                 outcomes[i] = Outcome(
                     f"the model's numbers for positions [{runs[i].start}, {runs[i].end}) are not finite"
                 )
+        for i, outcome in zip(heard, self._say(list(heard.values())), strict=True):
+            outcomes[i] = outcome
         if out.hidden is not None:
             told = [(runs[i], outcomes[i], ask.start) for i, ask in zip(sound, asks, strict=True) if i not in poisoned]
             took += taken([each for each in told if each[1].failure is None], out.hidden)
@@ -126,43 +146,67 @@ class NativeExecutor:
                 outcomes[i] = outcome
         return outcomes
 
-    def _outcome(self, run: Run, draft: Draft, ask: Ask, out: Outputs) -> Outcome:
-        """Of a run whose own numbers are finite: a guess whose are not ends the guesses, nothing else."""
-        finite = out.sample_finite[ask.sample : ask.sample + ask.samples]
-        sound = len(finite) if all(finite) else finite.index(False)
-        if ask.logits >= 0:
-            return self._say(run, draft, ask.about, out.logits[ask.logits : ask.logits + sound])
-        if not run.samples:
-            return Outcome()
-        best = out.best[ask.sample : ask.sample + sound].tolist()
-        new = best[: agreed(best, list(draft.tokens[: sound - 1]))]
-        return Outcome(None, tuple(new), (None,) * len(new), drafted=len(draft.tokens))
+    def _say(self, heard: list[_Heard]) -> list[Outcome]:
+        """All draws in one call, and all log-probabilities in another."""
+        at_once = [i for i, one in enumerate(heard) if one.run.samples and self._at_once(one)]
+        asked = (heard[i] for i in at_once)
+        rows = [Draws(one.run.resident, one.logits[one.about :], one.draft.tokens) for one in asked]
+        drawn = dict(zip(at_once, self._drawing.draw(rows), strict=True)) if rows else {}
+        new: list[list[int]] = []
+        failures: dict[int, str] = {}
+        for i, one in enumerate(heard):
+            try:
+                new.append(self._new(one, drawn.get(i)) if one.run.samples else [])
+            except GrammarError as error:
+                failures[i] = str(error)
+                new.append([])
+        reports = [[*_of_prompt(one), *_of_answer(one, tokens)] for one, tokens in zip(heard, new, strict=True)]
+        entries = iter(self._drawing.likely(flat) if (flat := list(itertools.chain(*reports))) else ())
+        outcomes = []
+        for i, (one, tokens) in enumerate(zip(heard, new, strict=True)):
+            prompt = [next(entries) for _ in range(one.about)] if one.about else None
+            if one.run.resident.sampling.logprobs >= 0:
+                said: tuple[TokenLogprob | None, ...] = tuple(next(entries) for _ in tokens)
+            else:
+                said = (None,) * len(tokens)
+            drafted = len(one.draft.tokens) if one.run.samples else 0
+            failure = failures.get(i)
+            outcomes.append(Outcome(failure) if failure else Outcome(None, tuple(tokens), said, prompt, drafted))
+        return outcomes
 
-    def _say(self, run: Run, draft: Draft, about: int, logits: Floats) -> Outcome:
-        """`logits` are of `about` positions of the prompt, then of the run's last token and its guesses."""
-        resident, sampling = run.resident, run.resident.sampling
-        after = resident.tokens[run.start + 1 :]
-        prompt = [logprob(logits[j], after[j], sampling.prompt_logprobs) for j in range(about)] if about else None
-        if not run.samples:
-            return Outcome(prompt=prompt)
-        rows = logits[about:]
-        try:
-            new = self._new(run, draft, rows)
-        except GrammarError as error:
-            return Outcome(str(error))
-        wanted = sampling.logprobs
-        entries = [logprob(row, token, wanted) if wanted >= 0 else None for row, token in zip(rows, new, strict=False)]
-        return Outcome(None, tuple(new), tuple(entries), prompt, len(draft.tokens))
+    def _at_once(self, one: _Heard) -> bool:
+        """Whether its rows can be drawn from without knowing whether the guesses before them are right."""
+        coupled = self._drafting.rule == "coupled" or not one.draft.tokens
+        return coupled and one.run.resident.sampling.grammar is None
 
-    def _new(self, run: Run, draft: Draft, rows: Floats) -> list[int]:
+    def _new(self, one: _Heard, drawn: list[int] | None) -> list[int]:
         """The tokens that the rows yield. Raises `GrammarError`."""
-        resident, rule = run.resident, self._drafting.rule
-        sampling, known = resident.sampling, len(resident.tokens)
-        if only_warm(sampling) and (rule == "coupled" or not draft.tokens):
-            drawn = [draw(self.model, row, sampling, resident.choice, known + i) for i, row in enumerate(rows)]
+        rows, draft, resident = one.logits[one.about :], one.draft, one.run.resident
+        if drawn is not None:
             return drawn[: agreed(drawn, draft.tokens[: len(rows) - 1])]
-        context = Context(sampling, resident.choice, resident.prompt_len, resident.tokens)
-        return verify(rows, draft, context, rule, partial(self._matchers.mask, resident))
+        context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
+        mask = partial(self._matchers.mask, resident)
+        return verify(rows, draft, context, self._drafting.rule, mask, self._drawing.sample)
+
+
+def _greedy(run: Run, draft: Draft, best: list[int]) -> Outcome:
+    """`best` are the best tokens after its last one and after each of its guesses."""
+    if not run.samples:
+        return Outcome()
+    new = best[: agreed(best, list(draft.tokens[: len(best) - 1]))]
+    return Outcome(None, tuple(new), (None,) * len(new), drafted=len(draft.tokens))
+
+
+def _of_prompt(one: _Heard) -> list[Reported]:
+    """The positions of the prompt that its log-probabilities are about."""
+    after, wanted = one.run.resident.tokens[one.run.start + 1 :], one.run.resident.sampling.prompt_logprobs
+    return [Reported(one.logits[i], after[i], wanted) for i in range(one.about)]
+
+
+def _of_answer(one: _Heard, tokens: list[int]) -> list[Reported]:
+    if (wanted := one.run.resident.sampling.logprobs) < 0:
+        return []
+    return [Reported(row, token, wanted) for row, token in zip(one.logits[one.about :], tokens, strict=False)]
 
 
 def _own_finite(run: Run, ask: Ask, out: Outputs) -> bool:

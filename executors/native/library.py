@@ -140,6 +140,28 @@ class CStep(c.Structure):
     )
 
 
+DRAW = np.dtype(
+    [
+        *((name, np.uint64) for name in ("logits", "ids", "bias_ids", "allowed", "banned", "bias", "mask")),
+        *(
+            (name, np.float64)
+            for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        ),
+        ("seed", np.uint64),
+        *((name, np.uint32) for name in ("choice", "position")),
+        *((name, np.int32) for name in ("prompt", "top_k", "biases", "allowed_count", "banned_count", "token")),
+    ]
+)  # fmt: skip
+"""`OctDraw`; addresses are numbers."""
+LIKELY = np.dtype(
+    [
+        *((name, np.uint64) for name in ("logits", "ids", "values")),
+        *((name, np.float64) for name in ("least", "logprob")),
+        *((name, np.int32) for name in ("token", "alternatives")),
+    ]
+)
+"""`OctLikely`."""
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_isa_best": (c.c_int32, ()),
     "oct_matrix_shape": (c.c_int32, (c.POINTER(CMatrix), c.c_int32, c.c_int32, c.c_int32)),
@@ -152,10 +174,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c.c_int32,
         (c.c_int32, c.POINTER(CMatrix), c.c_void_p, c.c_int32, c.c_float, c.c_void_p),
     ),
-    "oct_draw": (
-        c.c_int32,
-        (c.c_int32, c.c_void_p, c.c_int32, c.c_double, c.c_uint64, c.c_uint32, c.c_uint32),
-    ),
+    "oct_sample": (None, (c.c_void_p, c.c_int32, c.c_int32, c.c_void_p, c.c_int32)),
+    "oct_likely": (None, (c.c_void_p, c.c_int32, c.c_int32, c.c_void_p, c.c_int32)),
     "oct_model_new": (
         c.c_void_p,
         (c.POINTER(CShape), c.c_void_p, c.c_int32, c.c_void_p, c.c_int32, c.c_void_p, c.c_int32),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.core.models.errors import ModelError
 from octavo.executors.loading.checkpoint import Checkpoint
@@ -233,6 +234,11 @@ class Native:
         if code := self._library.oct_step(self._model, step):
             raise StepError(f"the step library refuses a step: {self._library.oct_error(code).decode()}")
         return Outputs(best, sample_finite.astype(bool).tolist(), logits, finite.astype(bool).tolist(), states)
+
+    def rows(self, function: str, table: npt.NDArray[np.void]) -> None:
+        """One of the library's functions on rows of logits, on this model's threads."""
+        call = getattr(self._library, function)
+        call(self._model, self.isa, self.weights.spec.vocab_size, table.ctypes.data, len(table))
 
 
 def program(weights: Weights) -> tuple[list[COp], list[int]]:

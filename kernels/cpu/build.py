@@ -27,7 +27,7 @@ _LEVELS = {
     "isa_avx2": ("-mavx2", "-mfma", "-mf16c"),
     "isa_avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"),
 }
-_UNITS = ("dispatch", "matrix", "step", "team")
+_UNITS = ("dispatch", "matrix", "sample", "step", "team")
 # What an x86 without AVX2 takes, which is hardly ever run: -O1 builds it in a fifth of the time of -O3. Other machines
 # have nothing else.
 _SELDOM = ("-O1",)

@@ -10,12 +10,6 @@ const octavo::Isa& octavo::isa_of(int level) {
     return isa_plain;
 }
 
-OCT_API int32_t oct_draw(int32_t isa, const float* logits, int32_t n, double temperature, uint64_t seed,
-                         uint32_t choice, uint32_t position) {
-    const int level = isa < oct_isa_best() ? isa : oct_isa_best();
-    return octavo::isa_of(level).draw(logits, n, temperature, seed, choice, position);
-}
-
 OCT_API int32_t oct_isa_best(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();

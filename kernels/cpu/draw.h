@@ -1,6 +1,6 @@
 // A token drawn from a row of logits: the greatest of score and Gumbel noise, where each id's noise is a function of
-// (seed, choice, position, id) alone. The rule and its numbers are those of executors/sampling.py, which draws whatever
-// is asked beyond a temperature; here it takes a tenth of the time.
+// (seed, choice, position, id) alone. The rule and its numbers are those of executors/sampling.py; `sample.h` has what may
+// be asked beyond a temperature.
 //
 // Hardly any id can win, and which ones is cheap to tell. With u an id's uniform number, s its score and B the best
 // s - log(-log u) so far, it wins only if -log u < exp(s - B). As -log u >= 1 - u, ids with 1 - u >= exp(s - B) are out,
@@ -16,27 +16,34 @@ namespace {
 
 constexpr int NOISE_AT_ONCE = 64;
 
-// Philox4x32-10 (Salmon et al., SC 2011) of the counters (i, c1, c2, c3), i < n: words [n][4].
+// Philox4x32-10 (Salmon et al., SC 2011) of the counters (c0[i], c1, c2, c3): words [NOISE_AT_ONCE][4].
+void philox_at_once(const uint32_t* c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key, uint32_t* words) {
+    uint32_t a[NOISE_AT_ONCE], b[NOISE_AT_ONCE], c[NOISE_AT_ONCE], d[NOISE_AT_ONCE];
+    for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) a[i] = c0[i], b[i] = c1, c[i] = c2, d[i] = c3;
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) {
+            const uint64_t p = uint64_t(a[i]) * 0xD2511F53u, q = uint64_t(c[i]) * 0xCD9E8D57u;
+            a[i] = uint32_t(q >> 32) ^ b[i] ^ k0;
+            c[i] = uint32_t(p >> 32) ^ d[i] ^ k1;
+            b[i] = uint32_t(q);
+            d[i] = uint32_t(p);
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) {
+        uint32_t* out = words + size_t(i) * 4;
+        out[0] = a[i], out[1] = b[i], out[2] = c[i], out[3] = d[i];
+    }
+}
+
+// Of the counters (i, c1, c2, c3), i < n: words [n][4], up to whole NOISE_AT_ONCE.
 void philox(uint32_t n, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key, uint32_t* words) {
     for (uint32_t start = 0; start < n; start += NOISE_AT_ONCE) {
-        uint32_t a[NOISE_AT_ONCE], b[NOISE_AT_ONCE], c[NOISE_AT_ONCE], d[NOISE_AT_ONCE];
-        for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) a[i] = start + i, b[i] = c1, c[i] = c2, d[i] = c3;
-        uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
-        for (int round = 0; round < 10; round++) {
-            for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) {
-                const uint64_t p = uint64_t(a[i]) * 0xD2511F53u, q = uint64_t(c[i]) * 0xCD9E8D57u;
-                a[i] = uint32_t(q >> 32) ^ b[i] ^ k0;
-                c[i] = uint32_t(p >> 32) ^ d[i] ^ k1;
-                b[i] = uint32_t(q);
-                d[i] = uint32_t(p);
-            }
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) {
-            uint32_t* out = words + size_t(start + i) * 4;
-            out[0] = a[i], out[1] = b[i], out[2] = c[i], out[3] = d[i];
-        }
+        uint32_t c0[NOISE_AT_ONCE];
+        for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) c0[i] = start + i;
+        philox_at_once(c0, c1, c2, c3, key, words + size_t(start) * 4);
     }
 }
 
@@ -67,33 +74,34 @@ bool any_may_win(const float* x, const uint32_t* word, float top, float slope, f
     return found != 0;
 }
 
-// The noise's counters are (id / 4, position, choice, 0).
-int32_t draw(const float* logits, int32_t n, double temperature, uint64_t seed, uint32_t choice, uint32_t position) {
+double gumbel(uint32_t word) { return -std::log(-std::log((double(word) + 0.5) / 4294967296.0)); }
+
+// The noise's counters are (id / 4, position, choice, 0). `best` and `most_yet` come in as what is to be beaten. Logits
+// are not above `top`.
+void draw_row(const float* logits, int32_t n, double top, double temperature, uint64_t seed, uint32_t choice,
+              uint32_t position, int32_t& best, double& most_yet) {
     const uint32_t counters = (uint32_t(n) + 3) / 4, padded = (counters + NOISE_AT_ONCE - 1) / NOISE_AT_ONCE * NOISE_AT_ONCE;
     static thread_local std::vector<uint32_t> words;
     words.resize(size_t(padded) * 4);
     philox(counters, position, choice, 0, seed, words.data());
-    const float top = greatest_of(logits, n);
     const auto value = [&](int i) {
-        double score = (double(logits[i]) - double(top)) / temperature;
-        if (score < -1e300) score = -1e300;
-        return score - std::log(-std::log((double(words[size_t(i)]) + 0.5) / 4294967296.0));
+        double score = (double(logits[i]) - top) / temperature;
+        if (!(score >= -1e300)) score = -1e300;
+        return score + gumbel(words[size_t(i)]);
     };
-    int best = 0;
-    while (best < n - 1 && logits[best] != top) best++;  // the bound is for rows with NaN, whose draw means nothing
-    double most_yet = value(best);
     const double unit = 8388608.0 / std::log(2.0);  // of an exponent, in the bits of a float
     const bool sift = temperature > 1e-3;           // below, a float would not tell near ones apart, nor hold the slope
+    float near_top = float(top);                    // not above it
+    if (double(near_top) > top) near_top = std::nextafterf(near_top, -INFINITY);
     for (int at = 0; at < n; at += NOISE_AT_ONCE) {
         // 5e4: a little more than rounding can take away
         const float slope = float(unit / temperature), base = float(1065353216.0 + 5e4 - unit * most_yet);
-        if (sift && at + NOISE_AT_ONCE <= n && !any_may_win(logits + at, words.data() + at, top, slope, base)) continue;
+        if (sift && at + NOISE_AT_ONCE <= n && !any_may_win(logits + at, words.data() + at, near_top, slope, base)) continue;
         for (int i = at; i < n && i < at + NOISE_AT_ONCE; i++) {
             const double mine = value(i);
             if (mine > most_yet || (mine == most_yet && i < best)) best = i, most_yet = mine;
         }
     }
-    return best;
 }
 
 }  // namespace

@@ -77,8 +77,8 @@ struct Isa {
     // One token's key (rotated) and value of one head into its block.
     void (*remember)(const float* key, const float* value, const HeadLayout&, int at, uint8_t* head);
     bool (*finite)(const float* x, int n);
-    // See `oct_draw`.
-    int32_t (*draw)(const float* logits, int32_t n, double temperature, uint64_t seed, uint32_t choice, uint32_t position);
+    int32_t (*sample)(const OctDraw&, int32_t vocabulary);
+    void (*likely)(OctLikely&, int32_t vocabulary);
 };
 
 extern const Isa isa_plain;

@@ -1,9 +1,9 @@
 #include "vec_avx512.h"
 #include "attention.h"
-#include "draw.h"
 #include "product.h"
+#include "sample.h"
 
 const octavo::Isa octavo::isa_avx512 {
     norm, add_rows, spread, quantise, embed, product, attend, merge, finish, rotate, remember, finite,
-    draw,
+    sample, likely,
 };

@@ -1,9 +1,9 @@
 #include "vec_plain.h"
 #include "attention.h"
-#include "draw.h"
 #include "product.h"
+#include "sample.h"
 
 const octavo::Isa octavo::isa_plain {
     norm, add_rows, spread, quantise, embed, product, attend, merge, finish, rotate, remember, finite,
-    draw,
+    sample, likely,
 };

@@ -109,6 +109,31 @@ struct OctStep {
     uint8_t *finite, *sample_finite;             // by token, by sample
 };
 
+// A token to be drawn from a row of finite logits: a request's options and its place in its sequence, see
+// executors/sampling.py. What is not asked for is null or 0, or 1 (top_p, repetition); ids are in the vocabulary.
+struct OctDraw {
+    const float* logits;
+    const int32_t* ids;  // [position], the sequence so far, if there are penalties
+    const int32_t *bias_ids, *allowed, *banned;
+    const double* bias;
+    const uint8_t* mask;  // [vocabulary], what a grammar allows
+    double temperature, top_p, min_p, repetition, presence, frequency;
+    uint64_t seed;
+    uint32_t choice, position;
+    int32_t prompt, top_k, biases, allowed_count, banned_count;
+    int32_t token;  // the answer
+};
+
+// What the model's own distribution says: log-probabilities of `token` and of the most likely ids, best first, none of
+// them under `least`.
+struct OctLikely {
+    const float* logits;
+    int32_t* ids;    // [alternatives], at most the vocabulary
+    double* values;  // the same
+    double least, logprob;
+    int32_t token, alternatives;
+};
+
 struct OctModel;
 
 OCT_API int32_t oct_isa_best(void);  // the best level that this processor has: 0 plain, 1 AVX2, 2 AVX-512 VNNI
@@ -124,16 +149,15 @@ OCT_API int32_t oct_matrix_fill(const OctMatrix*, int32_t source_kind, const uin
 OCT_API void oct_linear(int32_t isa, const OctMatrix*, const float* x, int32_t n, int32_t exact, float* y);
 // out[count][cols] = scale · rows `ids` of the matrix, on the calling thread. 0, or -1: an id is outside of the matrix.
 OCT_API int32_t oct_embed(int32_t isa, const OctMatrix*, const int32_t* ids, int32_t count, float scale, float* out);
-// The id that executors/sampling.py draws at this place of a sequence from `n` finite logits, when nothing is asked of it
-// but a temperature above 0. On the calling thread.
-OCT_API int32_t oct_draw(int32_t isa, const float* logits, int32_t n, double temperature, uint64_t seed,
-                         uint32_t choice, uint32_t position);
 // `widths` of the buffers are multiples of 16. What program and angles point to must outlive the model.
 OCT_API OctModel* oct_model_new(const OctShape*, const OctOp*, int32_t ops, const int32_t* widths, int32_t buffers,
                                 const OctAngles*, int32_t angles);
 // Bytes of KV that a block takes in one layer.
 OCT_API uint64_t oct_block_bytes(const OctShape*);
 OCT_API void oct_model_free(OctModel*);
+// Draw all tokens; report on all. On the model's threads, or on the calling one without a model.
+OCT_API void oct_sample(OctModel*, int32_t isa, int32_t vocabulary, OctDraw*, int32_t count);
+OCT_API void oct_likely(OctModel*, int32_t isa, int32_t vocabulary, OctLikely*, int32_t count);
 OCT_API int32_t oct_step(OctModel*, const OctStep*);  // 0, or a code of `oct_error`; nothing is run then
 OCT_API const char* oct_error(int32_t code);
 OCT_API float* oct_buffer(OctModel*, int32_t buffer, int32_t tokens);  // room for so many tokens; for tests

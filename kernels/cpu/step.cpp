@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "model.h"
 #include "team.h"
 
 using namespace octavo;
@@ -226,7 +227,10 @@ private:
     uint64_t steps = 0;
     const OctStep* now = nullptr;
     Team team;
+    friend Team& octavo::team_of(OctModel&);
 };
+
+Team& octavo::team_of(OctModel& model) { return model.team; }
 
 enum Error { OK, BAD_COUNT, BAD_ID, BAD_POSITION, BAD_SEQUENCE, BAD_TABLE, BAD_SAMPLE, BAD_COPY };
 
