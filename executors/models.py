@@ -18,6 +18,7 @@ from octavo.core.models.locate import locate
 from octavo.executors.loading.checkpoint import Checkpoint
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.loading.rope import Rope
+from octavo.executors.loading.rows import Rows
 from octavo.executors.loading.spec import Spec
 from octavo.executors.native.matrix import GROUP, native_kind
 
@@ -82,7 +83,7 @@ def describe(path: str) -> Described:
         what=_what(spec),
         context=spec.context,
         rotation="; ".join(map(_rotation, spec.ropes)) if _rotates(spec) else "none: learned positions",
-        weights=dict(Counter(part.kind.name for parts in checkpoint.matrices.values() for part in parts).most_common()),
+        weights=dict(Counter(_stored(part) for parts in checkpoint.matrices.values() for part in parts).most_common()),
         runs=runs,
         refused=refused,
         notes=checkpoint.notes,
@@ -100,11 +101,19 @@ def _inside(path: str) -> list[str]:
 
 def _natively(checkpoint: Checkpoint) -> str:
     parts = [part for stacked in checkpoint.matrices.values() for part in stacked]
-    lost = sorted({part.kind.name for part in parts if native_kind(part.kind) is None})
+    lost = sorted({_stored(part) for part in parts if part.foreign or native_kind(part.kind) is None})
+    exact = {f"{part.origin} as {kind.name}" for part in parts if part.origin and (kind := native_kind(part.kind))}
     how = "yes, each weight as it is stored"
     if lost:
         how = f"yes; {', '.join(lost)} becomes 8-bit groups of {GROUP} in fast mode, fp32 in exact mode"
+    if kept := sorted(each for each in exact if not each.endswith(" as F32")):
+        how += f" ({', '.join(kept)}, number by number)"
     return f"{how}; an answer does not depend on its company, in both modes"
+
+
+def _stored(part: Rows) -> str:
+    """The format of the file."""
+    return part.origin or part.kind.name
 
 
 def _what(spec: Spec) -> str:

@@ -33,8 +33,6 @@ from octavo.executors.sampling import Context, Ids, Logits, Reals, distribution,
 Rule: TypeAlias = Literal["coupled", "rejection"]
 Masks: TypeAlias = Callable[[Sequence[int]], Mask | None]
 """What the grammar allows after these new tokens."""
-
-
 Sampler: TypeAlias = Callable[[Logits, Context], int]
 """`executors.sampling.sample`, or what gives the same tokens."""
 

@@ -15,13 +15,16 @@ from octavo.executors.loading import tensorfile
 from octavo.executors.loading.checkpoint import Checkpoint, gather
 from octavo.executors.loading.families import TRANSPOSED, names_of, spec_of
 from octavo.executors.loading.fingerprint import fingerprint
-from octavo.executors.loading.rows import Floats, Rows
+from octavo.executors.loading.packed import Packing, packing_of
+from octavo.executors.loading.rows import Bytes, Floats, Rows
 from octavo.executors.loading.tensorfile import Tensor
 
 _IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|^lm_head\.weight$|^embed_out\.weight$|\.attn\.(masked_)?bias$|attention\.(masked_)?bias$"
+    r"rotary_emb\.inv_freq$|^lm_head\.weight$|^embed_out\.weight$|\.attn\.(masked_)?bias$|attention\.(masked_)?bias$|"
+    r"\.(input_scale|input_zero_point|k_scale|v_scale|weight_shape|g_idx)$"
 )
-"""Tensors that a folder may have without use: derived ones, and the head of a model that ties it to its embedding."""
+"""Tensors that a folder may have without use: derived ones, the head of a model that ties it to its embedding, scales
+for 8-bit activations and KV of others."""
 _BLOCK = re.compile(r"(^|\.)(layers|h)\.\d+\.")
 _TIED = ("gemma", "gemma2", "gemma3_text", "gpt2", "smollm3")
 """Families whose head is the embedding unless the config says otherwise."""
@@ -32,11 +35,11 @@ _FP8 = ("F8_E4M3", "F8_E5M2")
 def from_folder(folder: Path) -> Checkpoint:
     """Raises `ModelError` when the folder holds no model of a known family, or not all of it."""
     config = read_json(folder / "config.json")
-    if (how := config.get("quantization_config")) and (method := how.get("quant_method")) != "fp8":
-        raise ModelError(f"{folder} is quantised by {method!r}; of quantised folders only fp8 can be read")
+    how = config.get("quantization_config") or {}
+    packing = packing_of(how, folder) if how else None
     spec = spec_of(config, folder)
     tensors, files = _tensors(folder)
-    source = _Source(folder, tensors, TRANSPOSED.get(spec.architecture, ()))
+    source = _Source(folder, tensors, TRANSPOSED.get(spec.architecture, ()), packing, _block_of(how))
     if config.get("tie_word_embeddings", spec.architecture in _TIED):
         source.hide("lm_head.weight", "embed_out.weight")
     matrices, vectors = gather(spec, names_of(spec), source)
@@ -55,10 +58,19 @@ def from_folder(folder: Path) -> Checkpoint:
 class _Source:
     """The folder's tensors as a `checkpoint.Source`."""
 
-    def __init__(self, folder: Path, tensors: dict[str, Tensor], transposed: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tensors: dict[str, Tensor],
+        transposed: tuple[str, ...],
+        packing: Packing | None = None,
+        block: tuple[int, int] | None = None,
+    ) -> None:
         self._folder = folder
         self._tensors = tensors
         self._transposed = transposed
+        self._packing = packing
+        self._block = block
         self._hidden: set[str] = set()
         self.used: set[str] = set()
 
@@ -67,11 +79,11 @@ class _Source:
 
     def rows(self, name: str) -> Rows | None:
         if (tensor := self._tensor(name)) is None:
-            return None
+            return self._packed(name)
         if len(tensor.shape) != 2:
             raise ModelError(f"{self._folder}: tensor {name} has shape {tensor.shape}, a matrix was expected")
         if tensor.dtype in _FP8:
-            return Rows.of_floats(self._scaled(name, tensor))
+            return self._fp8(name, tensor)
         rows = Rows.stored(tensor.data, self._kind(name, tensor), *tensor.shape)
         return Rows.of_floats(rows.floats().T) if name.endswith(self._transposed) else rows
 
@@ -97,13 +109,36 @@ class _Source:
             )
         return kind
 
-    def _scaled(self, name: str, tensor: Tensor) -> Floats:
+    def _packed(self, name: str) -> Rows | None:
+        stem = name.removesuffix("weight")
+        if self._packing is None or stem == name:
+            return None
+        return self._packing.rows(lambda ending: self._tensor(stem + ending), f"{self._folder}: layer {stem[:-1]}")
+
+    def _fp8(self, name: str, tensor: Tensor) -> Rows:
         """8-bit floats times a scale: one, one for each row, or one for each block of a grid over the matrix."""
-        values: Floats = _fp8_table(tensor.dtype)[tensor.data].reshape(tensor.shape)
         for ending in ("_scale_inv", "_scale"):
             if (found := self._tensor(name + ending)) is not None:
-                return _times(values, _floats(found, self._kind(name + ending, found)))
-        raise ModelError(f"{self._folder}: tensor {name} is {tensor.dtype} but there is no scale for it")
+                scale = _floats(found, self._kind(name + ending, found))
+                break
+        else:
+            raise ModelError(f"{self._folder}: tensor {name} is {tensor.dtype} but there is no scale for it")
+        where = f"{self._folder}: tensor {name}"
+        block = _grid(tensor.shape, scale.shape, self._block, where)
+
+        def data() -> Bytes:
+            values: Floats = _fp8_table(tensor.dtype)[tensor.data].reshape(tensor.shape)
+            return Rows.of_floats(_times(values, scale, block)).bytes
+
+        return Rows.stored(data, GgmlType.F32, *tensor.shape)._replace(origin=tensor.dtype)
+
+
+def _block_of(how: dict[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns that share a scale, where `quantization_config` says so."""
+    given = how.get("weight_block_size")
+    for group in (how.get("config_groups") or {}).values():
+        given = given or (group.get("weights") or {}).get("block_structure")
+    return (int(given[0]), int(given[1])) if given else None
 
 
 def _floats(tensor: Tensor, kind: GgmlType) -> Floats:
@@ -111,11 +146,26 @@ def _floats(tensor: Tensor, kind: GgmlType) -> Floats:
     return Rows.stored(tensor.data, kind, 1, count).floats().reshape(tensor.shape)
 
 
-def _times(values: Floats, scale: Floats) -> Floats:
-    if scale.ndim < 2:
-        return values * (scale.reshape(-1, 1) if scale.size > 1 else scale.reshape(1, 1))
-    rows, cols = (-(-length // blocks) for length, blocks in zip(values.shape, scale.shape, strict=True))
-    grid = np.repeat(np.repeat(scale, rows, axis=0), cols, axis=1)
+def _grid(
+    shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int] | None, where: str
+) -> tuple[int, int]:
+    """Rows and columns that share one of the scales. Raises `ModelError` for scales of another shape."""
+    rows, cols = shape
+    if len(scales) < 2:
+        scales = (scales[0] if scales else 1, 1)
+    for height, width in ((rows, cols), (1, cols), *([block] if block else [])):
+        if scales == (-(-rows // height), -(-cols // width)):
+            return height, width
+    if block is None and scales[0] and scales[1]:  # blocks of which nobody says how large they are: the least that fit
+        height, width = (-(-length // count) for length, count in zip(shape, scales, strict=True))
+        if scales == (-(-rows // height), -(-cols // width)):
+            return height, width
+    raise ModelError(f"{where} of shape {shape} has scales {scales}" + (f" for blocks of {block}" if block else ""))
+
+
+def _times(values: Floats, scale: Floats, block: tuple[int, int]) -> Floats:
+    scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale
+    grid = np.repeat(np.repeat(scale, block[0], axis=0), block[1], axis=1)
     return values * grid[: values.shape[0], : values.shape[1]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import gguf
@@ -17,15 +18,18 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class Rows(NamedTuple):
-    """Some rows of a matrix: `data` in the format `kind`, row after row. Row i of ours is row `order[i]` of theirs."""
+    """Some rows of a matrix: `data` in the format `kind`, row after row. Row i of ours is row `order[i]` of theirs.
 
-    data: Bytes
+    `origin` is the format of the file where that is another: `data` is then made when it is asked for."""
+
+    data: Bytes | Callable[[], Bytes]
     kind: GgmlType
     order: Int32s
     cols: int
+    origin: str = ""
 
     @classmethod
-    def stored(cls, data: Bytes, kind: GgmlType, rows: int, cols: int) -> Rows:
+    def stored(cls, data: Bytes | Callable[[], Bytes], kind: GgmlType, rows: int, cols: int) -> Rows:
         return cls(data, kind, np.arange(rows, dtype=np.int32), cols)
 
     @classmethod
@@ -34,19 +38,33 @@ class Rows(NamedTuple):
         return cls.stored(data, GgmlType.F32, len(values), values.shape[1])
 
     @property
+    def bytes(self) -> Bytes:
+        return self.data() if callable(self.data) else self.data
+
+    @property
+    def foreign(self) -> bool:
+        """Floats stand for what the file has."""
+        return bool(self.origin) and self.kind is GgmlType.F32
+
+    @property
     def row_bytes(self) -> int:
         columns, size = BLOCK_LAYOUT[self.kind]
         return self.cols // columns * size
 
     def slice(self, start: int, end: int) -> Rows:
         """Stored rows [start, end)."""
-        data = self.data[start * self.row_bytes : end * self.row_bytes]
-        return Rows.stored(data, self.kind, end - start, self.cols)
+
+        def part() -> Bytes:
+            return self.bytes[start * self.row_bytes : end * self.row_bytes]
+
+        return Rows.stored(part() if not self.origin else part, self.kind, end - start, self.cols)._replace(
+            origin=self.origin
+        )
 
     def floats(self) -> Floats:
         """The numbers that they stand for, [stored rows, cols], in the file's order."""
         try:
-            rows = self.data.reshape(-1, self.row_bytes)
+            rows = self.bytes.reshape(-1, self.row_bytes)
             values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(int(self.kind)))
         except NotImplementedError:
             raise ModelError(f"weights quantised as {self.kind.name} cannot be read") from None

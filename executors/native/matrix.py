@@ -41,8 +41,8 @@ def storage(parts: list[Rows], exact: bool, wanted: Wanted = "file") -> tuple[Ki
     if len(packed) == 1 and (kind := packed.pop()) is not None:
         return kind, parts
     grouped = parts[0].cols % GROUP == 0
-    if not kinds <= set(_FLOATS):
-        parts = [Rows.of_floats(part.floats())._replace(order=part.order) for part in parts]
+    if not kinds <= set(_FLOATS) or any(part.foreign for part in parts):
+        parts = [part if part.foreign else _of_floats(part) for part in parts]
         wanted = "file" if exact else "w8"
     if wanted != "file" and grouped:
         return Kind.W8 if wanted == "w8" else Kind.W4, parts
@@ -52,11 +52,15 @@ def storage(parts: list[Rows], exact: bool, wanted: Wanted = "file") -> tuple[Ki
         return Kind.F16, parts
     if kinds == {GgmlType.BF16}:
         return Kind.BF16, parts
-    if kinds == {GgmlType.F32} and all(_is_bf16(part.data) for part in parts):
+    if kinds == {GgmlType.F32} and all(_is_bf16(part.bytes) for part in parts):
         return Kind.BF16, parts
-    if kinds == {GgmlType.F32} and all(_is_f16(part.data) for part in parts):
+    if kinds == {GgmlType.F32} and all(_is_f16(part.bytes) for part in parts):
         return Kind.F16, parts
     return Kind.F32, parts
+
+
+def _of_floats(part: Rows) -> Rows:
+    return Rows.of_floats(part.floats())._replace(order=part.order)
 
 
 def _is_bf16(data: Bytes) -> bool:
@@ -105,7 +109,7 @@ def size_of(matrix: CMatrix) -> int:
 def fill(library: ctypes.CDLL, matrix: CMatrix, rows: Rows, targets: Int32s) -> None:
     """Pack `rows` as rows `targets` of the matrix. Raises `ModelError` when a target is outside of it, or the numbers
     are not finite."""
-    data, order, targets = np.ascontiguousarray(rows.data), int32s(rows.order), int32s(targets)
+    data, order, targets = np.ascontiguousarray(rows.bytes), int32s(rows.order), int32s(targets)
     pointers = data.ctypes.data, len(order), order.ctypes.data, targets.ctypes.data
     code = library.oct_matrix_fill(matrix, int(rows.kind), *pointers)
     if code == OUTSIDE:

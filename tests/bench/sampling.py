@@ -47,7 +47,8 @@ def timed(work: Callable[[], object]) -> float:
 def compare(first: Callable[[], object], second: Callable[[], object], pairs: int) -> tuple[float, float, list[float]]:
     """Median seconds of each, and the ratios pair by pair."""
     taken = [(timed(first), timed(second)) for _ in range(pairs + 1)][1:]
-    return *(statistics.median(each) for each in zip(*taken, strict=True)), [a / b for a, b in taken]  # type: ignore[return-value]
+    firsts, seconds = zip(*taken, strict=True)
+    return statistics.median(firsts), statistics.median(seconds), [a / b for a, b in taken]
 
 
 def main() -> None:

@@ -176,7 +176,8 @@ def test_what_is_kept_is_what_transformers_keeps() -> None:
         ids = draws.integers(0, 50, size=12).tolist()
         scores = theirs.RepetitionPenaltyLogitsProcessor(1.2)(torch.tensor([ids]), torch.from_numpy(row)[None].clone())
         scores = theirs.TemperatureLogitsWarper(0.7)(torch.tensor([ids]), scores)
-        options: dict[str, Any] = [{"top_k": 30}, {"top_p": 0.8}, {"min_p": 0.05}][trial % 3]
+        kinds: list[dict[str, Any]] = [{"top_k": 30}, {"top_p": 0.8}, {"min_p": 0.05}]
+        options = kinds[trial % 3]
         warper: Any = [theirs.TopKLogitsWarper, theirs.TopPLogitsWarper, theirs.MinPLogitsWarper][trial % 3]
         kept = torch.isfinite(warper(next(iter(options.values())))(torch.tensor([ids]), scores)[0]).numpy()
         exact = scores[0].double().numpy()

@@ -161,7 +161,7 @@ def test_floats_become_groups_when_asked(source: str) -> None:
 def test_weights_that_are_not_finite_are_found() -> None:
     for name in STORED:
         part, kind = stored(name, 20, 256)
-        data = part.data.copy()
+        data = part.bytes.copy()
         unit = BLOCK_LAYOUT[part.kind][1]
         bad = np.float32(np.nan).tobytes() if name == "f32" else b"\xff\xff"
         at = 7 * part.row_bytes + (unit - 2 if name == "q6_k" else 0)
