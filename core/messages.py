@@ -467,6 +467,8 @@ class Matched(Message):
     miss: str = ""
     at: int = 0
     evicted_ns: int = 0
+    swapped: int = 0
+    """Of those cached, the ones that are in host memory."""
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True):
@@ -555,7 +557,8 @@ class StepBind(Message):
     - opened: residency `opened_slot` starts with `opened_len` tokens in the next `opened_n` blocks of
       `opened_blocks`. `opened_group` is the KV group of the row (0: full attention).
     - deltas: entry `delta_index` of (slot, group)'s table is `delta_block` from now on (append or replace).
-    - copies: block `copy_src` to `copy_dst`, before anything of this step is written.
+    - copies: block `copy_src` to `copy_dst`, before anything of this step is written, and as if all were read before
+      any is written. Ids from `Facts.total_blocks` on are places in host memory: so a block is swapped out and in.
     - skipped: indices into the plan's items that could not be bound (a rebase went to the scheduler).
     """
 
@@ -677,6 +680,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     block_size: int
     total_blocks: int
+    host_blocks: int = 0
+    """Places for evicted blocks in host memory, beside the pool; their ids follow those of the pool."""
     block_bytes: int
     cache_seed: bytes
     """Digest of weights, KV dtype and mode: part of every cache namespace."""
@@ -693,6 +698,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     serves: tuple[str, ...] = ()
     """What the executor can do beyond every executor's duty: `prompt_logprobs`, `grammar`, `restrictions` (bias,
     bans and allowed ids). What it does not serve is refused before it gets there."""
+
+    @property
+    def places(self) -> int:
+        """Blocks of the pool and places in host memory: all that a bind's copies may name."""
+        return self.total_blocks + self.host_blocks
 
 
 # ── encoding ─────────────────────────────────────────────────────────────────────────────────────

@@ -27,6 +27,7 @@ def model_facts(
         vocab_size=spec.vocab_size,
         block_size=size,
         total_blocks=blocks,
+        host_blocks=config.kv.host_tokens // size,
         block_bytes=token_bytes * size,
         cache_seed=hashlib.sha256(seed).digest()[:16],
         drafter=config.speculation.drafter or "",
@@ -38,9 +39,8 @@ def check_memory(facts: Facts, block_bytes: int) -> None:
     """Raises `ModelError` if blocks of so many bytes do not fit this machine. A pool is taken lazily: without this the
     system would end the process long after the start."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if (needed := facts.total_blocks * block_bytes) > memory:
-        tokens = facts.total_blocks * facts.block_size
+    if (needed := facts.places * block_bytes) > memory:
         raise ModelError(
-            f"a pool of kv.tokens = {tokens} takes {needed / 2**30:.1f} GiB for this model, the machine has "
-            f"{memory / 2**30:.1f} GiB; lower kv.tokens"
+            f"kv.tokens and kv.host_tokens, {facts.places * facts.block_size} together, take {needed / 2**30:.1f} GiB "
+            f"for this model, the machine has {memory / 2**30:.1f} GiB; lower them"
         )

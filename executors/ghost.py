@@ -74,7 +74,7 @@ class GhostExecutor:
     def __init__(self, facts: Facts, *, eos_one_in: int = 0) -> None:
         self.facts = facts
         self.residents = Residents()
-        self.memory = np.full((facts.total_blocks, facts.block_size), -1, dtype=np.int64)
+        self.memory = np.full((facts.places, facts.block_size), -1, dtype=np.int64)
         self.reads_checked = 0
         self._eos_one_in = eos_one_in
         self._hashes: WeakKeyDictionary[Resident, list[int]] = WeakKeyDictionary()
@@ -89,6 +89,7 @@ class GhostExecutor:
             vocab_size=260,
             block_size=block_size,
             total_blocks=config.kv.tokens // block_size,
+            host_blocks=config.kv.host_tokens // block_size,
             block_bytes=block_size * 8,
             cache_seed=b"ghost",
             serves=("prompt_logprobs", "restrictions"),
@@ -101,8 +102,7 @@ class GhostExecutor:
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
         runs = self.residents.apply(plan, bind)
-        for src, dst in zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True):
-            self.memory[dst] = self.memory[src]
+        self.memory[bind.copy_dst] = self.memory[bind.copy_src]
         produced = [self._execute(run) for run in runs]
         return StepResult(
             step=plan.step,

@@ -45,5 +45,5 @@ def measure(moment: Moment, steps: int, facts: Facts | None) -> MemoryMeasured:
         device_allocated=None if device is None else device.allocated,
         device_reserved=None if device is None else device.reserved,
         block_bytes=0 if facts is None else facts.block_bytes,
-        blocks=0 if facts is None else facts.total_blocks,
+        blocks=0 if facts is None else facts.places,
     )

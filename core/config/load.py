@@ -279,6 +279,9 @@ def _contradictions(loaded: Loaded, refused: AbstractSet[str]) -> Iterator[Probl
     if config.kv.tokens < config.kv.block_size and not refused & {"kv.tokens", "kv.block_size"}:
         why = f"a pool of {config.kv.tokens} tokens has no whole block of kv.block_size = {config.kv.block_size}"
         yield Problem("kv.tokens", origin["kv.tokens"], f"{why}; raise kv.tokens or lower kv.block_size")
+    if config.kv.host_tokens and not config.kv.prefix_cache:
+        why = "is a part of the prefix cache, which kv.prefix_cache = false switches off"
+        yield Problem("kv.host_tokens", origin["kv.host_tokens"], why)
     if config.trace.record and not config.trace.enabled:
         why = "is written with the trace, which trace.enabled = false stops"
         yield Problem("trace.record", origin["trace.record"], why)

@@ -33,6 +33,9 @@ class KvConfig(Section, frozen=True):
     fit: bool = False
     """Have as many tokens as the GPU's memory leaves, in place of `tokens`. Only the executor `cuda` measures that."""
     prefix_cache: bool = True
+    host_tokens: Annotated[int, Meta(ge=0)] = 0
+    """KV of so many tokens is kept in host memory when it is evicted from the pool, and copied back when it is asked
+    for again: by a preempted sequence, or a prompt with the same prefix."""
 
 
 class SchedulerConfig(Section, frozen=True):

@@ -12,6 +12,7 @@ from octavo.core.config.schema import Config
 from octavo.core.control import Topology
 from octavo.core.kv.build import build
 from octavo.core.kv.core import KvCore
+from octavo.core.kv.host import HostTier
 from octavo.core.machine import Outbound
 from octavo.core.messages import Role, StepBind, encode
 from octavo.core.policy.tap import ProcessWatch
@@ -40,8 +41,18 @@ def stats(core: KvCore) -> dict[str, int]:
         "cached_blocks": pool.cached,
         "used_blocks": pool.total - pool.available,
         "evicted_blocks": pool.evicted,
+        **({} if pool.host is None else _host_stats(pool.host)),
         **{f"namespace_{name}_blocks": blocks for name, blocks in core.cached_by_namespace.items()},
         **core.policy_stats,
+    }
+
+
+def _host_stats(host: HostTier) -> dict[str, int]:
+    return {
+        "host_places": host.total,
+        "host_blocks": len(host),
+        "swapped_out_blocks": host.swapped_out,
+        "swapped_in_blocks": host.swapped_in,
     }
 
 

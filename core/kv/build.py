@@ -30,4 +30,5 @@ def build(
         ),
         generation=generation,
         caching=config.kv.prefix_cache,
+        host_blocks=facts.host_blocks,
     )

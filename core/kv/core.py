@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from octavo.core.kv.host import HostTier
 from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
@@ -45,6 +46,9 @@ SHOWN_NAMESPACES = 8
 
 COMPARED_TENANTS = 32
 """Other namespaces that are looked at to tell why a prefix is not found."""
+
+SWAPPED = -2
+"""In place of a block that is in host memory."""
 
 REFUSED = -1
 """Rebase end of a residency that does not exist (a refused fork, a slot that is not open)."""
@@ -80,6 +84,7 @@ class _Binding:
     skipped: list[int] = field(default_factory=list)
     rebases: list[tuple[int, int, int]] = field(default_factory=list)
     allocated: int = 0
+    swapped_in: int = 0
     events: list[Event] = field(default_factory=list)
 
 
@@ -106,9 +111,11 @@ class KvCore:
         eviction: PolicyHost,
         generation: int,
         caching: bool = True,
+        host_blocks: int = 0,
     ) -> None:
         self.generation = generation
-        self.pool = BlockPool(total_blocks, eviction)
+        self._host_blocks = host_blocks
+        self.pool = self._new_pool(total_blocks, eviction)
         self._eviction = eviction
         self._block_size = block_size
         self._caching = caching
@@ -178,15 +185,20 @@ class KvCore:
             in_use=pool.total - pool.available,
             dump="; ".join(pool.audit(())),
         )
-        self.pool = BlockPool(pool.total, self._eviction)
+        self.pool = self._new_pool(pool.total, self._eviction)
         self.pool.tenants = pool.tenants
         return [leak]
+
+    def _new_pool(self, total: int, eviction: PolicyHost) -> BlockPool:
+        return BlockPool(total, eviction, HostTier(total, self._host_blocks) if self._host_blocks else None)
 
     # ── binding ──────────────────────────────────────────────────────────────────────────────────
 
     def _bind(self, plan: StepPlan) -> Outputs:
         binding = _Binding()
         evicted_before = self.pool.evicted
+        host = self.pool.host
+        swapped_before = 0 if host is None else host.swapped_out
         now_ns = self.pool.now_ns = plan.now_ns
         for computed in self._computed:
             residency = self._resident(computed.slot, computed.open_id)
@@ -201,6 +213,8 @@ class KvCore:
         for forking in plan.forks:
             self._fork(binding, forking)
         self._bind_items(binding, plan)
+        if host is not None:
+            binding.copies += host.settle()
         bind = self._step_bind(plan.step, binding)
         ack = StepAck(
             plan.step,
@@ -218,12 +232,14 @@ class KvCore:
                 evictable=self.pool.evictable,
                 evicted=evicted,
                 copies=len(binding.copies),
+                swapped_in=binding.swapped_in,
                 skipped=len(binding.skipped),
                 policy_ns=self._eviction.take_spent_ns(),
             ),
         ]
         if evicted:
-            events.append(KvEvicted(step=plan.step, blocks=evicted))
+            swapped = 0 if host is None else host.swapped_out - swapped_before
+            events.append(KvEvicted(step=plan.step, blocks=evicted, swapped_out=swapped))
         events += self._check_idle() + self._eviction.drain_events()
         return Outputs([Outbound(Role.EXECUTOR, bind), Outbound(Role.SCHEDULER, ack)], events)
 
@@ -310,18 +326,22 @@ class KvCore:
         self._computed = []
 
     def _lookup(self, namespace: bytes, ids: Col, limit: int) -> list[tuple[bytes, int]]:
-        """(key, block) of the longest cached prefix of whole blocks within the first `limit` tokens."""
+        """(key, block) of the longest cached prefix of whole blocks within the first `limit` tokens; SWAPPED for those
+        at its end that are in host memory."""
         if not self._caching:
             return []
         size = self._block_size
         data = np.ascontiguousarray(ids, dtype=np.int32).tobytes()
+        host = self.pool.host
         found: list[tuple[bytes, int]] = []
         key = namespace
         for i in range(min(limit, len(ids)) // size):
             key = chain_key(key, data[4 * i * size : 4 * (i + 1) * size])
-            block = self.pool.find(key)
-            if block is None:
-                break
+            block = SWAPPED if found and found[-1][1] == SWAPPED else self.pool.find(key)
+            if block is None or block == SWAPPED:  # what is below a block that left the pool left it before
+                if host is None or key not in host:
+                    break
+                block = SWAPPED
             found.append((key, block))
         return found
 
@@ -329,19 +349,20 @@ class KvCore:
         limit, size = len(match.ids) - 1, self._block_size
         found = self._lookup(match.namespace, match.ids, limit)
         end = len(found) * size
+        swapped = sum(block == SWAPPED for _, block in found) * size
         if not self._caching:
             return Matched(match.seq, end, "disabled", end)
         if limit < size:
             return Matched(match.seq, end, "short", end)
         if end + size > limit:
-            return Matched(match.seq, end, "", end)
+            return Matched(match.seq, end, "", end, swapped=swapped)
         if not found and (elsewhere := self._elsewhere(match, limit)):
             return Matched(match.seq, end, "tenant", elsewhere)
         parent_key, parent = found[-1] if found else (match.namespace, NO_BLOCK)
         tokens = match.ids[end : end + size].tobytes()
         tenant = self._tenants.get(match.namespace, -1)
         miss = self.pool.why_missing(chain_key(parent_key, tokens), parent, tokens, tenant)
-        return Matched(match.seq, end, miss.reason, end + miss.common, miss.evicted_ns)
+        return Matched(match.seq, end, miss.reason, end + miss.common, miss.evicted_ns, swapped)
 
     def _elsewhere(self, match: Match, limit: int) -> int:
         """Tokens from the start that the tree has for somebody else: none, or the first block's. Only to tell why a
@@ -362,20 +383,40 @@ class KvCore:
         if not self._slot_is_free(binding, o.slot, o.open_id):
             return
         cached = self._lookup(o.namespace, o.ids, min(o.cached, len(o.ids) - 1))
-        for _, block in cached:
-            self.pool.acquire(block)
-            self.pool.touch(block, now_ns, hit=True, keep_ns=o.keep_ns)
-        table = [block for _, block in cached]
-        end = len(table) * self._block_size
         if o.namespace not in self._tenants:
             self._tenants[o.namespace] = len(self._tenants)
             self.pool.tenants = (*self.pool.tenants, o.tenant)
         tokens = array("i", o.ids.tolist())
-        residency = Residency(o.open_id, o.namespace, tokens, table, [key for key, _ in cached], o.keep_ns)
+        table = [block for _, block in cached if block != SWAPPED]
+        for block in table:
+            self.pool.acquire(block)
+        keys = [key for key, _ in cached[: len(table) + self.pool.available]]
+        self._swap_in(binding, keys, table, tokens, self._tenants[o.namespace])
+        for block in table:
+            self.pool.touch(block, now_ns, hit=True, keep_ns=o.keep_ns)
+        end = len(table) * self._block_size
+        residency = Residency(o.open_id, o.namespace, tokens, table, keys, o.keep_ns)
         self._take_slot(o.slot, residency, end)
         binding.opened.append((o.slot, o.open_id, end, list(table)))
         if end < o.cached:
             binding.rebases.append((o.slot, o.open_id, end))
+
+    def _swap_in(self, binding: _Binding, keys: list[bytes], table: list[int], tokens: array[int], tenant: int) -> None:
+        """Bring the blocks of `keys` behind those of `table` back from host memory, and put them into both."""
+        host, size, first = self.pool.host, self._block_size, len(table)
+        if host is None or first == len(keys):
+            return
+        sources = [host.take(key) for key in keys[first:]]  # before anything is pushed out for them
+        self.pool.reserve(len(sources))
+        for i, source in enumerate(sources, first):
+            block = self.pool.allocate()
+            parent = table[-1] if table else NO_BLOCK
+            self.pool.insert(block, keys[i], parent, tokens[i * size : (i + 1) * size].tobytes(), tenant)
+            table.append(block)
+            if block != source:
+                binding.copies.append((source, block))
+        binding.allocated += len(sources)
+        binding.swapped_in += len(sources)
 
     def _fork(self, binding: _Binding, f: Fork) -> None:
         parent = self._resident(f.parent_slot, f.parent_open_id)

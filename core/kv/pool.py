@@ -5,7 +5,8 @@ a prefix is found by walking keys. Everything about a node lives in columns inde
 
     free ──allocate──▶ in use ──insert──▶ in use and cached ──last release──▶ cached (evictable)
       ▲                   │ last release                                            │ evict
-      └───────────────────┴─────────────────────────────────────────────────────────┘
+      └───────────────────┴─────────────────────────────────────────────────────────┘ (swapped out, if there is
+                                                                                         a host tier: see `host`)
 
 Knows nothing of slots, requests or priority; times and tenants pass through it to the eviction policy.
 """
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from octavo.core.kv.host import HostTier
 from octavo.policies.contract import Eviction, Leaves, Mask
 
 NO_BLOCK = -1
@@ -61,8 +63,10 @@ class BlockPool:
     all of its ancestors too, so an unreferenced node has no referenced descendant and can be evicted leaf by leaf.
     """
 
-    def __init__(self, total: int, eviction: Eviction) -> None:
+    def __init__(self, total: int, eviction: Eviction, host: HostTier | None = None) -> None:
         self.total = total
+        self.host = host
+        """Where evicted blocks go; None: nowhere."""
         self.evictable = 0
         self.evicted = 0
         self._eviction = eviction
@@ -171,6 +175,8 @@ class BlockPool:
             return canonical
         self._by_key[key] = block
         self._gone.pop(key, None)
+        if self.host is not None:
+            self.host.discard(key)
         self._key[block] = key
         self._parent[block] = parent
         self._hits[block] = self._keep_ns[block] = 0
@@ -207,6 +213,8 @@ class BlockPool:
         heapq.heapify(heap)
         for left in range(need, 0, -1):
             *_, block = heapq.heappop(heap)
+            if self.host is not None and (key := self._key[block]) is not None:
+                self.host.keep(key, block)
             parent = self._forget(block)
             if parent != NO_BLOCK and self._unreferenced[parent] and self._children[parent] == 0:
                 (score,) = self._score(left, np.asarray([parent]))
@@ -300,6 +308,10 @@ class BlockPool:
             wrong.append(f"{self.evictable} evictable counted, {int(self._unreferenced.sum())} there")
         if len(self._by_key) != sum(key is not None for key in self._key):
             wrong.append("the tree and the blocks' keys disagree")
+        if self.host is not None:
+            wrong += self.host.audit()
+            if twice := sum(key in self.host for key in self._by_key):
+                wrong.append(f"{twice} blocks are in the pool and in host memory")
         return wrong
 
 

@@ -76,6 +76,7 @@ class Book:
                 request_id=sequence.request.id,
                 choice=sequence.choice,
                 cached=sequence.hint,
+                swapped=0 if computes else answer.swapped,
                 known=len(sequence.tokens),
                 miss="computed" if computes and answer.cached else answer.miss,
                 at=answer.at,

@@ -29,6 +29,7 @@ def build(
         slots=config.scheduler.max_sequences,
         block_size=facts.block_size,
         total_blocks=facts.total_blocks,
+        swaps=facts.host_blocks > 0,
         context=min(facts.context, config.model.context or facts.context),
         chunk_budget=config.scheduler.chunk_budget,
         depth=config.scheduler.depth,

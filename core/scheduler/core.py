@@ -51,6 +51,7 @@ class SchedulerCore:
         context: int,
         chunk_budget: int,
         depth: int,
+        swaps: bool = False,
         waiting_window: int = 256,
         max_waiting: int = 4096,
     ) -> None:
@@ -67,6 +68,7 @@ class SchedulerCore:
             tenants,
             chunk_budget=chunk_budget,
             depth=depth,
+            swaps=swaps,
             generation=generation,
         )
         self._book = Book(queue, self._planner.room)

@@ -46,6 +46,7 @@ class Planner:
         *,
         chunk_budget: int,
         depth: int,
+        swaps: bool,
         generation: int,
     ) -> None:
         self.slots = slots
@@ -56,7 +57,7 @@ class Planner:
         """The last step whose result is here."""
         self.failed: list[int] = []
         """Residencies that have failed since the last plan."""
-        self.room = Room(slots, queue, ledger, host, chunk_budget=chunk_budget, depth=depth)
+        self.room = Room(slots, queue, ledger, host, chunk_budget=chunk_budget, depth=depth, swaps=swaps)
         self._admission = Admission(slots, queue, self.room)
         self._host = host
         self._tenants = tenants

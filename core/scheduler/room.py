@@ -23,7 +23,15 @@ class Room:
     """Releases of slots that the next plan must tell the KV-manager, by whatever cause."""
 
     def __init__(
-        self, slots: Slots, queue: Queue, ledger: Ledger, host: PolicyHost, *, chunk_budget: int, depth: int
+        self,
+        slots: Slots,
+        queue: Queue,
+        ledger: Ledger,
+        host: PolicyHost,
+        *,
+        chunk_budget: int,
+        depth: int,
+        swaps: bool,
     ) -> None:
         self.releases: list[tuple[int, int, int]] = []
         """(slot, open_id, blocks) to release with the next plan."""
@@ -36,6 +44,7 @@ class Room:
         self._host = host
         self._chunk_budget = chunk_budget
         self._depth = depth
+        self._swaps = swaps
 
     def release(self, slot: int) -> None:
         """The slot's sequence leaves it; the KV-manager hears of it with the next plan."""
@@ -125,7 +134,7 @@ class Room:
                 request_id=sequence.request.id,
                 choice=sequence.choice,
                 step=draft.step,
-                mode="recompute",
+                mode="swap" if self._swaps else "recompute",
                 lost=int(self.slots.planned[slot]),
                 need_blocks=need,
                 credit=draft.credit,

@@ -87,7 +87,8 @@ class RequestQueued(RequestEvent, frozen=True, kw_only=True, tag="request.queued
 
 
 class RequestMatched(RequestEvent, frozen=True, kw_only=True, tag="request.matched"):
-    """The prefix tree holds its first `cached` of `known` tokens (a hint until it is admitted).
+    """The prefix tree holds its first `cached` of `known` tokens (a hint until it is admitted), the last `swapped` of
+    them in host memory.
 
     `miss` says why not more: "" (all whole blocks are there), `short` (it has no whole block to look up),
     `disabled`, `computed` (asked to compute its prompt, for log-probabilities), `new` (no common prefix: its first
@@ -98,6 +99,7 @@ class RequestMatched(RequestEvent, frozen=True, kw_only=True, tag="request.match
 
     choice: int
     cached: int
+    swapped: int
     known: int
     miss: str
     at: int
@@ -158,8 +160,9 @@ class RequestFirstToken(RequestEvent, frozen=True, kw_only=True, tag="request.fi
 
 
 class RequestPreempted(RequestEvent, frozen=True, kw_only=True, tag="request.preempted"):
-    """It gave up its slot; `lost` tokens may have to be computed again. `by` is the request that asked for most of the
-    blocks that were short; `need_blocks` are still short after this preemption, with a credit of `credit`."""
+    """It gave up its slot; `lost` tokens may have to be computed again (`mode` recompute), or copied back, where what
+    is evicted of them goes to host memory (swap). `by` is the request that asked for most of the blocks that were
+    short; `need_blocks` are still short after this preemption, with a credit of `credit`."""
 
     choice: int
     step: int
@@ -268,8 +271,8 @@ class StepPlanned(Event, frozen=True, kw_only=True, tag="step.planned"):
 
 
 class StepBound(Event, frozen=True, kw_only=True, tag="step.bound"):
-    """The KV-manager found room for the step: blocks taken and evicted, and what the pool holds after it. The eviction
-    policy took `policy_ns` of it."""
+    """The KV-manager found room for the step: blocks taken and evicted, and what the pool holds after it; of those
+    taken, how many were swapped in from host memory. The eviction policy took `policy_ns` of it."""
 
     step: int
     allocated: int
@@ -277,6 +280,7 @@ class StepBound(Event, frozen=True, kw_only=True, tag="step.bound"):
     evictable: int
     evicted: int
     copies: int
+    swapped_in: int
     skipped: int
     policy_ns: int
 
@@ -326,10 +330,11 @@ class StepCompleted(Event, frozen=True, kw_only=True, tag="step.completed"):
 
 
 class KvEvicted(Event, frozen=True, kw_only=True, tag="kv.evicted"):
-    """Cached blocks that nobody used were given up for the step."""
+    """Cached blocks that nobody used were given up for the step; of these, `swapped_out` went to host memory."""
 
     step: int
     blocks: int
+    swapped_out: int
 
 
 class KvOverdraft(Event, frozen=True, kw_only=True, tag="kv.overdraft"):

@@ -175,13 +175,15 @@ def _matched(run: Run, matched: RequestMatched, now_ns: int) -> str:
         if step is not None:
             takers = list(dict.fromkeys(who.request_id for who in step.chunks or step.members))
             why += f", by step {step.plan.step} for {_some(takers)}"
-    return f"{matched.cached} of {matched.known} tokens were in the prefix tree: {why}"
+    where = f", {matched.swapped} of these in host memory" if matched.swapped else ""
+    return f"{matched.cached} of {matched.known} tokens were in the prefix tree{where}: {why}"
 
 
 def _preempted(event: RequestPreempted) -> str:
+    what = "copy back" if event.mode == "swap" else "compute again"
     return (
-        f"step {event.step} took its blocks for {event.by or 'others'} ({event.mode}): {event.lost} tokens to compute "
-        f"again, {max(0, event.need_blocks)} blocks still short, credit {event.credit}"
+        f"step {event.step} took its blocks for {event.by or 'others'} ({event.mode}): {event.lost} tokens to {what}, "
+        f"{max(0, event.need_blocks)} blocks still short, credit {event.credit}"
     )
 
 

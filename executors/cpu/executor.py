@@ -79,7 +79,7 @@ class CpuExecutor:
         )
         check_memory(facts, facts.block_bytes)
         with torch.inference_mode():
-            shape = PoolShape(facts.total_blocks, facts.block_size, spec.kv_heads, spec.head_dim)
+            shape = PoolShape(facts.places, facts.block_size, spec.kv_heads, spec.head_dim)
             grammars = grammars_of(config, files, facts.vocab_size)
             if grammars is not None:
                 facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))

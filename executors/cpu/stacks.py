@@ -78,6 +78,6 @@ class Stacks:
         """Computes with the target's arithmetic: guesses need not be exact. Raises `ModelError`."""
         model, facts = load_model(locate(path)), self._facts
         spec = model.spec
-        shape = PoolShape(facts.total_blocks, facts.block_size, spec.kv_heads, spec.head_dim)
+        shape = PoolShape(facts.places, facts.block_size, spec.kv_heads, spec.head_dim)
         self.claim(token_bytes(spec))
         return CpuStack(Llama(model, self._arithmetic), KvPool(shape, spec.layers))

@@ -29,9 +29,10 @@ from octavo.executors.cuda.graphs import CudaRecorder, Recorder
 from octavo.executors.cuda.llama import Llama
 from octavo.executors.cuda.memory import CudaMemory, Memory, pool_blocks
 from octavo.executors.cuda.speaker import Asked, Speaker
+from octavo.executors.cuda.swap import HostPool
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
-from octavo.executors.facts import model_facts
+from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import load_model
 from octavo.executors.outcome import Outcome, Settlement
@@ -56,6 +57,7 @@ class CudaExecutor:
     ) -> None:
         self.facts = facts
         self.forward = forward
+        self._host = HostPool(forward.llama.kernels, forward.llama.pools, facts.host_blocks)
         self._residents = Residents()
         self._settlement = Settlement(facts.vocab_size)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
@@ -101,6 +103,7 @@ class CudaExecutor:
             seed=model.digest + f"cuda {dtype} {mode}".encode(),
             serves=("prompt_logprobs", "restrictions", *(() if grammars is None else ("grammar",))),
         )
+        check_memory(msgspec.structs.replace(facts, total_blocks=0), facts.block_bytes)
         facts = msgspec.structs.replace(facts, executor=f"{mode}, {kernels.device}")
         return cls(Forward(llama, recorder), facts, grammars, Drafting.of(Host(config, facts)))
 
@@ -112,10 +115,8 @@ class CudaExecutor:
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
         runs = self._residents.apply(plan, bind)
-        llama = self.forward.llama
         with torch.inference_mode():
-            copies = list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True))
-            llama.kernels.copy_blocks(llama.pools, copies)
+            self._host.copy(list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True)))
             took: list[Took] = []
             outcomes = self._compute(runs, self._drafting.drafts(bind, runs, self._residents), took)
             result = self._settlement.result(plan.step, started, runs, outcomes)

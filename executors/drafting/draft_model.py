@@ -40,7 +40,7 @@ class DraftModel(Drafter):
         self._vocab_size = host.facts.vocab_size
         self._rule = host.config.speculation.verification
         self._catch_up = options.catch_up
-        self._written = Written(host.facts.total_blocks, host.facts.block_size)
+        self._written = Written(host.facts.places, host.facts.block_size)
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(wants)

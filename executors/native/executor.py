@@ -83,7 +83,7 @@ class NativeExecutor:
         if (grammars := grammars_of(config, files, facts.vocab_size)) is not None:
             facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
         weights = Weights(library, checkpoint, exact=exact, wanted=config.executor.weights, context=facts.context)
-        model = Native(weights, Pool(facts.total_blocks, facts.block_size, kind), threads, isa)
+        model = Native(weights, Pool(facts.places, facts.block_size, kind), threads, isa)
         facts = msgspec.structs.replace(
             facts,
             executor=how,

@@ -66,7 +66,7 @@ class TransformersExecutor(CpuExecutor):
         grammars = grammars_of(config, files, facts.vocab_size)
         if grammars is not None:
             facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
-        shape = PoolShape(facts.total_blocks, facts.block_size, spec.kv_heads, spec.head_dim)
+        shape = PoolShape(facts.places, facts.block_size, spec.kv_heads, spec.head_dim)
         return cls(decoder, KvPool(shape, spec.layers), facts, grammars, Drafting.of(Host(config, facts, trees=True)))
 
 

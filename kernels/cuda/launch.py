@@ -286,17 +286,21 @@ class Kernels:
             ),
         )
 
+    def staging(self, pools: list[Tensor], blocks: int) -> Tensor:
+        """Room for blocks of all layers as bytes [blocks, layers, block_bytes]: each can be moved at once."""
+        return torch.empty(blocks, len(pools), pools[0].shape[1], dtype=torch.uint8, device=self.device)
+
     def gather_blocks(self, pools: list[Tensor], blocks: list[int]) -> Tensor:
-        """The blocks of all layers, one behind the other as bytes [layers, blocks, block_bytes]: to be swapped out."""
-        staging = torch.empty(len(pools), len(blocks), pools[0].shape[1], dtype=torch.uint8, device=self.device)
+        """The blocks of all layers in a staging buffer, to be swapped out."""
+        staging = self.staging(pools, len(blocks))
         if blocks:
-            self._copy(pools, list(staging), [(block, i) for i, block in enumerate(blocks)])
+            self._copy(pools, _by_layer(staging), [(block, i * len(pools)) for i, block in enumerate(blocks)])
         return staging
 
     def scatter_blocks(self, pools: list[Tensor], blocks: list[int], staging: Tensor) -> None:
         """What `gather_blocks` gave, into these blocks."""
         if blocks:
-            self._copy(list(staging), pools, [(i, block) for i, block in enumerate(blocks)])
+            self._copy(_by_layer(staging), pools, [(i * len(pools), block) for i, block in enumerate(blocks)])
 
     def copy_blocks(self, pools: list[Tensor], pairs: list[tuple[int, int]]) -> None:
         """Copy blocks in every layer, as if all were read before any is written."""
@@ -427,6 +431,11 @@ class Kernels:
         if (function := self._functions.get(instance)) is None:
             function = self._functions[instance] = self._library.get_function(instance)
         return function
+
+
+def _by_layer(staging: Tensor) -> list[Tensor]:
+    """A staging buffer as pools of the layers, whose blocks are as many apart as there are layers."""
+    return [staging.flatten(0, 1)[layer:] for layer in range(staging.shape[1])]
 
 
 def _pointers(*tensors: Tensor | None) -> tuple[int, ...]:

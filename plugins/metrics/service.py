@@ -29,6 +29,7 @@ STATES = ("running", "waiting")
 ASKING = ("kv", "scheduler")
 """Who asks policies."""
 BLOCKS = ("free", "cached", "used")
+DIRECTIONS = ("out", "in")
 GUESSES = ("accepted", "wasted")
 PLACES = ("1", "2", "3", "4", "5", "6", "7", "8")
 """In a draft."""
@@ -68,6 +69,12 @@ class Service:
         )
         self.right = Counter("octavo_draft_accepted_total", "Of these, the ones that were right.", "place", PLACES)
         self.evicted = Counter("octavo_kv_evicted_blocks_total", "Cached blocks that were given up.")
+        self.swapped = Counter(
+            "octavo_kv_swapped_blocks_total",
+            "Blocks that were copied between the pool and host memory.",
+            "direction",
+            DIRECTIONS,
+        )
         self.off = Gauge(
             "octavo_policies_off", "Policies that are switched off: the kernel's own rule stands in.", "actor", ASKING
         )
@@ -111,6 +118,9 @@ class Service:
                 self.total.set(total)
                 self.block_size.set(stats.get("block_size", 0))
                 self.evicted.add(self._growth(actor, "evicted", stats.get("evicted_blocks", 0), actor.pid))
+                for way in DIRECTIONS:
+                    swapped = stats.get(f"swapped_{way}_blocks", 0)
+                    self.swapped.add(self._growth(actor, f"swapped_{way}", swapped, actor.pid), way)
             case "executor":
                 self.steps.add(self._growth(actor, "steps", stats.get("steps", 0), actor.pid))
                 names = [*(f"steps_of_{most}" for most in STEP_TOKENS), "steps_of_more"]

@@ -19,6 +19,8 @@ MUST_HAPPEN = (
     "RequestFailed",
     "evictions",
     "partial block copied for a fork",
+    "block swapped out",
+    "block swapped in",
     "duplicate block re-pointed",
     "slot reused while its former owner's result is in flight",
     "slot reused while its former owner's ack is in flight",
@@ -58,6 +60,8 @@ def simpler(setup: Setup) -> Iterator[Setup]:
         replace(setup, stops=False),
     )
     yield from (candidate for candidate in plain if candidate != setup)
+    if setup.host_blocks:
+        yield replace(setup, host_blocks=0)
     if setup.drafts:
         yield replace(setup, drafts=0)
     if setup.depth > 1:

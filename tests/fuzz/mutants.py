@@ -18,12 +18,12 @@ class Mutant(NamedTuple):
 
 # ruff: noqa: E501 - a line of the code is quoted whole
 
-POOL, KV = "core/kv/pool.py", "core/kv/core.py"
+POOL, KV, HOST = "core/kv/pool.py", "core/kv/core.py", "core/kv/host.py"
 LEDGER, PLANNER, STEPS = "core/scheduler/credit.py", "core/scheduler/planner.py", "core/scheduler/steps.py"
 BOOK, INTAKE = "core/scheduler/book.py", "core/scheduler/intake.py"
 
 MUTANTS = [
-    Mutant("an open skips its references", KV, "            self.pool.acquire(block)\n            self.pool.touch(block, now_ns, hit=True, keep_ns=o.keep_ns)", "            self.pool.touch(block, now_ns, hit=True, keep_ns=o.keep_ns)"),
+    Mutant("an open skips its references", KV, "            self.pool.acquire(block)\n        keys =", "            pass\n        keys ="),
     Mutant("a fork skips its references", KV, "        for block in table:\n            self.pool.acquire(block)\n        if partial:", "        if partial:"),
     Mutant("a fork does not copy the tail", KV, "            binding.copies.append((parent.table[full], block))", "            pass"),
     Mutant("a fork shares the tail block", KV, "        table = parent.table[:full]", "        table = parent.table[: full + 1]"),
@@ -42,6 +42,12 @@ MUTANTS = [
     Mutant("a node does not count its children", POOL, "            self._children[parent] += 1", "            pass"),
     Mutant("an acquired block stays evictable", POOL, "            self.evictable -= 1\n            self._unreferenced[block] = False\n        self._refs", "            self._unreferenced[block] = False\n        self._refs"),
     Mutant("a freed block with a key is free and cached", POOL, "            if self._key[block] is None:\n                self._free", "            if True:\n                self._free"),
+    Mutant("a place that is being read is written", HOST, "self._taken.append(place)", "self._free.append(place)"),
+    Mutant("a block on its way out is read where it will be", HOST, "if (block := self._out.pop(place, None)) is not None:", "if (block := None) is not None:"),
+    Mutant("a block is swapped out again and again", HOST, "        self._out.clear()\n", ""),
+    Mutant("what was computed again stays in host memory", POOL, "            self.host.discard(key)", "            pass"),
+    Mutant("what is swapped in is not copied", KV, "                binding.copies.append((source, block))", "                pass"),
+    Mutant("what is swapped in pushes itself out", KV, "        sources = [host.take(key) for key in keys[first:]]  # before anything is pushed out for them\n        self.pool.reserve(len(sources))", "        self.pool.reserve(len(keys) - first)\n        sources = [host.take(key) for key in keys[first:]]"),
     Mutant("credit ignores debits under way", LEDGER, "return self._available - self._debits", "return self._available"),
     Mutant("credit counts releases under way", LEDGER, "return self._available - self._debits", "return self._available - self._debits + self._coming"),
     Mutant("an ack keeps its debit", LEDGER, "        self._debits -= blocks", "        pass"),

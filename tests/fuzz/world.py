@@ -75,6 +75,7 @@ class Setup:
     cancels: bool = True
     stops: bool = True
     odd_policies: bool = False
+    host_blocks: int = 0
     policies: tuple[tuple[str, str], ...] = ()
     """(group, name) of built-in policies beside the default ones."""
 
@@ -94,6 +95,7 @@ class Setup:
             crashes=r.choice([(), (), (S,), (K,), (E,), (T,), (S, K, E, T)]),
             odd_policies=r.random() < 0.3,
             policies=tuple((group, r.choice(names)) for group, names in POLICIES.items() if r.random() < 0.4),
+            host_blocks=r.choice([0, 0, 1, 6, 40]),
         )
 
 
@@ -211,6 +213,7 @@ class World:
             vocab_size=260,
             block_size=setup.block_size,
             total_blocks=setup.blocks,
+            host_blocks=setup.host_blocks,
             block_bytes=8,
             cache_seed=b"",
         )
@@ -250,6 +253,7 @@ class World:
             slots=self.setup.slots,
             eviction=PolicyHost(self.policies),
             generation=self.gens[K],
+            host_blocks=self.setup.host_blocks,
         )
 
     # ── links ────────────────────────────────────────────────────────────────────────────────────
@@ -316,7 +320,13 @@ class World:
 
     def observe_bound(self, plan: StepPlan, answer: Message) -> None:
         if isinstance(answer, StepBind):
-            self.seen["partial block copied for a fork"] += len(answer.copy_src)
+            places = (
+                int((answer.copy_src >= self.setup.blocks).sum()),
+                int((answer.copy_dst >= self.setup.blocks).sum()),
+            )
+            self.seen["block swapped in"] += places[0]
+            self.seen["block swapped out"] += places[1]
+            self.seen["partial block copied for a fork"] += len(plan.forks) and len(answer.copy_src) - sum(places)
             for slot, index in zip(answer.delta_slot.tolist(), answer.delta_index.tolist(), strict=True):
                 residency = self.kv._residencies[slot]
                 if residency is not None and index < len(residency.keys):

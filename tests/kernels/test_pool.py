@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from octavo.executors.cuda.swap import HostPool
 from octavo.kernels.cuda import reference
 from octavo.kernels.cuda.instances import Heads
 from octavo.kernels.cuda.launch import Step
@@ -111,8 +112,23 @@ def test_blocks_go_out_and_come_back_elsewhere(kernels: Maker, order: int) -> No
     pools = [torch.randint(0, 255, (6, layout.block_bytes), dtype=torch.uint8) for _ in range(2)]
     before = [pool.clone() for pool in pools]
     away = kernels(order).gather_blocks(pools, [4, 0, 5])
-    assert torch.equal(away, torch.stack([pool[[4, 0, 5]] for pool in before]))
+    assert torch.equal(away, torch.stack([pool[[4, 0, 5]] for pool in before], dim=1))
     kernels(order).scatter_blocks(pools, [1, 2, 4], away)
     for pool, old in zip(pools, before, strict=True):
         assert torch.equal(pool, old[[0, 4, 0, 3, 5, 5]])
     assert kernels(order).gather_blocks(pools, []).numel() == 0
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_binds_copies_reach_host_memory_and_back_as_if_at_once(kernels: Maker, order: int) -> None:
+    """Blocks 6 to 9 are places in host memory."""
+    layout = PoolLayout(6, 16, 3, 64, torch.bfloat16)
+    pools = [torch.randint(0, 255, (6, layout.block_bytes), dtype=torch.uint8) for _ in range(2)]
+    host = HostPool(kernels(order), pools, 4)
+    expected = [torch.cat((pool, torch.zeros(4, layout.block_bytes, dtype=torch.uint8))) for pool in pools]
+    binds = [[(0, 6), (5, 9)], [(6, 5), (5, 7), (4, 0), (9, 4)], [(7, 1), (1, 2), (2, 8)], []]
+    for copies in binds:
+        host.copy(copies)
+        for pool, known in zip(pools, expected, strict=True):
+            known[[target for _, target in copies]] = known[[source for source, _ in copies]]
+            assert torch.equal(pool, known[:6])

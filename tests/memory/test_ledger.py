@@ -28,7 +28,9 @@ def line(ts_ns: int, moment: str, resident: int, **more: Any) -> Line:
 
 
 def bound(ts_ns: int, free: int) -> Line:
-    event = StepBound(step=1, allocated=0, free=free, evictable=0, evicted=0, copies=0, skipped=0, policy_ns=0)
+    event = StepBound(
+        step=1, allocated=0, free=free, evictable=0, evicted=0, copies=0, swapped_in=0, skipped=0, policy_ns=0
+    )
     return Line(ts_ns, 0, "kv", 1, event)
 
 

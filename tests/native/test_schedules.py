@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from octavo.core.messages import Sampling
+from octavo.core.trace.catalogue import RequestPreempted, StepBound
 from octavo.executors.drafting.contract import Draft, Drafter, Want
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.native.executor import NativeExecutor
@@ -40,9 +41,9 @@ class Mimic(Drafter):
         return [(token + (at % 4 == 0)) % 97 for at, token in enumerate(known)][len(tokens) :]
 
 
-def pooled(loaded: NativeExecutor, blocks: int, drafter: Drafter | None = None) -> NativeExecutor:
-    facts = msgspec.structs.replace(loaded.facts, total_blocks=blocks, block_size=4)
-    model = Native(loaded.model.weights, Pool(blocks, 4, loaded.model.pool.kind), threads=2)
+def pooled(loaded: NativeExecutor, blocks: int, drafter: Drafter | None = None, host_blocks: int = 0) -> NativeExecutor:
+    facts = msgspec.structs.replace(loaded.facts, total_blocks=blocks, host_blocks=host_blocks, block_size=4)
+    model = Native(loaded.model.weights, Pool(facts.places, 4, loaded.model.pool.kind), threads=2)
     return NativeExecutor(model, facts, EvenThenOdd(), Drafting(drafter, facts.vocab_size))
 
 
@@ -59,6 +60,10 @@ def test_answers_are_those_of_each_alone(path: Path, mode: Mode, kv: Kv) -> None
     tight = Replica(pooled(loaded, 40), policy="off", slots=6, budget=9)
     assert tight.run(requests) == expected
     assert any(event.__class__.__name__ == "RequestPreempted" for event in tight.events)
+    swapping = Replica(pooled(loaded, 24, host_blocks=80), policy="off", slots=6, budget=9)
+    assert swapping.run(requests) == expected
+    assert sum(event.swapped_in for event in swapping.events if isinstance(event, StepBound)) > 0
+    assert {event.mode for event in swapping.events if isinstance(event, RequestPreempted)} == {"swap"}
     guessing = Replica(pooled(loaded, 128, Mimic(answers)), options={"tokens": 3}, slots=8, budget=23, crash_at=9)
     assert guessing.run(requests) == expected
     assert guessing.drafted > guessing.accepted > 20

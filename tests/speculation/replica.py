@@ -73,6 +73,7 @@ class Replica:
         self.scheduler = SchedulerCore(
             host=self._host, generation=1, slots=slots, block_size=self._facts.block_size,
             total_blocks=self._facts.total_blocks, context=self._facts.context, chunk_budget=budget, depth=depth,
+            swaps=self._facts.host_blocks > 0,
         )  # fmt: skip
         self.now_ns = 0
         self.events: list[Event] = []
@@ -92,7 +93,7 @@ class Replica:
     def _start_kv(self, generation: int) -> None:
         self.kv = KvCore(
             total_blocks=self._facts.total_blocks, block_size=self._facts.block_size, slots=self._slots,
-            eviction=self._host, generation=generation, caching=self._caching,
+            eviction=self._host, generation=generation, caching=self._caching, host_blocks=self._facts.host_blocks,
         )  # fmt: skip
         self._mail += [(Role.KV, PeerUp(Role.SCHEDULER, 1)), (Role.SCHEDULER, PeerUp(Role.EXECUTOR, generation))]
 

@@ -52,7 +52,9 @@ def test_a_restarted_actor_goes_on_in_the_same_file(tmp_path: Path) -> None:
 
 def test_what_is_switched_off_is_not_written(tmp_path: Path) -> None:
     failed = RequestFailed(request_id="r", code="c", reason="x")
-    bound = StepBound(step=1, allocated=0, free=0, evictable=0, evicted=0, copies=0, skipped=0, policy_ns=0)
+    bound = StepBound(
+        step=1, allocated=0, free=0, evictable=0, evicted=0, copies=0, swapped_in=0, skipped=0, policy_ns=0
+    )
     write(tmp_path, Role.KV, STEP, bound, failed, config=TraceConfig(steps=False))
     assert [event["event"] for event in lines(tmp_path)] == ["request.failed"]
     write(tmp_path, Role.EXECUTOR, failed, config=TraceConfig(enabled=False))

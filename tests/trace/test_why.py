@@ -294,7 +294,9 @@ def step(
         step=number, rows=1, tokens=1, started_ns=(bound + 1) * MS, execute_ns=MS, prefill_tokens=0, decodes=1,
         attention=1, kv_tokens=1,
     )  # fmt: skip
-    kv = StepBound(step=number, allocated=0, free=9, evictable=0, evicted=0, copies=0, skipped=0, policy_ns=0)
+    kv = StepBound(
+        step=number, allocated=0, free=9, evictable=0, evicted=0, copies=0, swapped_in=0, skipped=0, policy_ns=0
+    )
     return [
         (at, planning, "scheduler", planned),
         (bound, 0, "kv", kv),

@@ -1,0 +1,114 @@
+"""Blocks that are evicted go to host memory and come back as they were; what it holds never gets mixed up."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.kv.core import KvCore
+from octavo.core.kv.host import HostTier
+from octavo.core.messages import Kind, Match, Matched, Open, Sampling, col
+from octavo.core.trace.catalogue import KvEvicted, StepBound
+from tests.kv.test_kv_core import HOST, PROMPT, Kv
+
+OTHER = list(range(50, 60))
+
+
+def with_host(blocks: int, host_blocks: int) -> Kv:
+    kv = Kv(blocks)
+    kv.core = KvCore(
+        total_blocks=blocks, block_size=4, slots=4, eviction=HOST, generation=1, host_blocks=host_blocks
+    )  # fmt: skip
+    return kv
+
+
+def test_an_evicted_prefix_is_swapped_out_and_swapped_in_again() -> None:
+    kv = with_host(blocks=4, host_blocks=8)
+    kv.prefill(0, 1)
+    kv.plan()
+    first = kv.core.tables()[0][:2]
+    kv.release(0, 1)
+    opening = Open(1, 2, col(OTHER), 10, 0, 0, Sampling(), b"n")
+    bind, _, events = kv.plan([(1, 2, Kind.CHUNK, 0, 10)], opens=[opening])  # takes all but one of the four
+    (evicted,) = (event for event in events if isinstance(event, KvEvicted))
+    assert (evicted.blocks, evicted.swapped_out) == (1, 1)
+    assert list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True)) == [(first[1], 4)]
+    (out,) = kv.core.apply(0, Match(1, b"n", col([*PROMPT, 1]))).messages
+    assert isinstance(out.message, Matched)
+    assert (out.message.cached, out.message.swapped) == (8, 4)
+    kv.release(1, 2)
+    bind, ack, events = kv.plan([(2, 3, Kind.CHUNK, 8, 2)], opens=[Open(2, 3, col(PROMPT), 10, 8, 0, Sampling(), b"n")])
+    assert not len(ack.rebase_end)
+    (bound,) = (event for event in events if isinstance(event, StepBound))
+    assert bound.swapped_in == 1
+    table = kv.core.tables()[0]
+    assert table[0] == first[0]
+    assert (4, table[1]) in set(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True))
+    assert kv.match([*OTHER, 1]) == 8  # its last block has gone the same way
+
+
+def test_what_does_not_fit_the_pool_is_not_brought_back() -> None:
+    kv = with_host(blocks=3, host_blocks=8)
+    kv.prefill(0, 1)
+    kv.plan()
+    kv.release(0, 1)
+    kv.prefill(1, 2, OTHER)
+    kv.plan()
+    assert kv.match([*PROMPT, 1]) == 8
+    _, ack, _ = kv.plan(opens=[Open(2, 3, col(PROMPT), 10, 8, 0, Sampling(), b"n")])  # slot 1 holds all three
+    assert ack.rebase_end.tolist() == [0]
+    assert kv.match([*PROMPT, 1]) == 8
+
+
+def test_without_places_nothing_is_swapped() -> None:
+    kv = Kv(blocks=4)
+    kv.prefill(0, 1)
+    kv.plan()
+    kv.release(0, 1)
+    bind, _ = kv.prefill(1, 2, OTHER)
+    assert not len(bind.copy_src)
+    assert kv.match([*PROMPT, 1]) == 4
+
+
+@given(st.lists(st.tuples(st.sampled_from(["keep", "take", "discard", "bind"]), st.integers(0, 9)), max_size=80))
+def test_what_comes_back_is_what_went(moves: list[tuple[str, int]]) -> None:
+    """Memory is a number for each block: evicting block k takes key k's number away, swapping in must find it."""
+    pool, places = 10, 4
+    memory = np.arange(pool + places)
+    tier = HostTier(pool, places)
+    copies: list[tuple[int, int]] = []
+    brought: dict[int, int] = {}
+
+    def bind() -> None:
+        moved = [*tier.settle(), *copies]
+        memory[[target for _, target in moved]] = memory[[source for source, _ in moved]]
+        for block, number in brought.items():
+            assert memory[block] == number
+        memory[:pool] = -1  # the step writes into every block that is free
+        memory[list(brought)] = list(brought.values())
+        for block in set(range(pool)) - set(brought):
+            memory[block] = 100 + block
+        copies.clear()
+        brought.clear()
+        assert not tier.audit()
+
+    numbers: dict[bytes, int] = {}
+    for move, block in moves:
+        key = b"%d" % block
+        match move:
+            case "keep" if key not in tier:
+                tier.keep(key, block)
+                numbers[key] = int(memory[block])
+            case "take" if key in tier and block not in brought:
+                source = tier.take(key)
+                copies.append((source, block))
+                brought[block] = numbers[key]
+            case "discard":
+                tier.discard(key)
+            case "bind":
+                bind()
+            case _:
+                pass
+    bind()
+    assert len(tier) <= places
