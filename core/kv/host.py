@@ -14,7 +14,6 @@ A key of a block says all that its KV depends on, so nothing is kept here but ke
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 
 
 class HostTier:
@@ -27,8 +26,6 @@ class HostTier:
         self._places: OrderedDict[bytes, int] = OrderedDict()
         """By key, the one that was swapped out first in front."""
         self._free = list(range(first + total - 1, first - 1, -1))
-        self._taken: list[int] = []
-        """Swapped in by the bind in the making: nothing may be written there before its copies are made."""
         self._out: dict[int, int] = {}
         """Copies to be made by the bind in the making: by place, the block that was evicted."""
 
@@ -40,25 +37,19 @@ class HostTier:
 
     def keep(self, key: bytes, block: int) -> None:
         """This block is being evicted from the pool."""
-        if self._free:
-            place = self._free.pop()
-        elif self._places:
-            place = self._places.popitem(last=False)[1]
-        else:
-            return  # all are being swapped in
+        place = self._free.pop() if self._free else self._places.popitem(last=False)[1]
         self._places[key] = place
         self._out[place] = block
         self.swapped_out += 1
 
     def take(self, key: bytes) -> int:
-        """The block to copy the KV of this key from; it is the pool's again. KeyError if it is not here."""
+        """The block to copy the KV of this key from; it is the pool's again. KeyError if it is not here.
+
+        Its place may be given away at once: a bind's copies are read before any is written."""
         place = self._places.pop(key)
+        self._free.append(place)
         self.swapped_in += 1
-        if (block := self._out.pop(place, None)) is not None:  # on its way out: it has not left the pool yet
-            self._free.append(place)
-            return block
-        self._taken.append(place)
-        return place
+        return self._out.pop(place, place)  # on its way out, it has not left the pool yet
 
     def discard(self, key: bytes) -> None:
         """The pool has got this block by itself."""
@@ -66,13 +57,11 @@ class HostTier:
             self._out.pop(place, None)
             self._free.append(place)
 
-    def settle(self) -> Iterator[tuple[int, int]]:
+    def settle(self) -> list[tuple[int, int]]:
         """The copies (block, place) of what was swapped out since the last time, to go with this bind."""
         copies = [(block, place) for place, block in self._out.items()]
         self._out.clear()
-        self._free += self._taken
-        self._taken.clear()
-        return iter(copies)
+        return copies
 
     def audit(self) -> list[str]:
         """What is wrong with the accounts between binds; empty if nothing is."""
@@ -80,6 +69,6 @@ class HostTier:
         wrong = (
             [] if len(held) == len(set(held)) == self.total else [f"{len(held)} places of {self.total} in host memory"]
         )
-        if self._taken or self._out:
-            wrong.append(f"{len(self._taken)} places and {len(self._out)} blocks wait for a bind's copies")
+        if self._out:
+            wrong.append(f"{len(self._out)} blocks wait for a bind's copies")
         return wrong

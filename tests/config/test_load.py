@@ -81,7 +81,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         "must be a finite number above 0, not nan",
         "server.port": "server.port (env OCTAVO_SERVER__PORT): must be an integer from 0 to 65535, not 'http'",
         "kv.prefix_cache": "kv.prefix_cache (--set): must be true or false, not '1'",
-        "kv": "kv (--set): is a table, not a value; its keys are block_size, tokens, fit, prefix_cache",
+        "kv": "kv (--set): is a table, not a value; its keys are block_size, tokens, fit, prefix_cache, host_tokens",
         "model.path.x": "model.path.x (--set): model.path is a single value and has no keys below it",
         "": "--set nonsense: must look like a.b=value",
     }
