@@ -66,11 +66,11 @@ class Eagle(Drafter):
         self._width, self._catch_up = options.width, options.catch_up
         self._vocab_size = facts.vocab_size
         self._rule = host.config.speculation.verification
-        self._pool = self._head.pool(facts.total_blocks, facts.block_size)
+        self._pool = self._head.pool(facts.places, facts.block_size)
         self._features = torch.zeros(self._pool.shape.slots, hidden)
         """Of each position, at its cell."""
-        self._told = Written(facts.total_blocks, facts.block_size)
-        self._written = Written(facts.total_blocks, facts.block_size)
+        self._told = Written(facts.places, facts.block_size)
+        self._written = Written(facts.places, facts.block_size)
 
     def took(self, took: Sequence[Took]) -> None:
         for resident, start, hidden, inner in took:

@@ -42,7 +42,6 @@ MUTANTS = [
     Mutant("a node does not count its children", POOL, "            self._children[parent] += 1", "            pass"),
     Mutant("an acquired block stays evictable", POOL, "            self.evictable -= 1\n            self._unreferenced[block] = False\n        self._refs", "            self._unreferenced[block] = False\n        self._refs"),
     Mutant("a freed block with a key is free and cached", POOL, "            if self._key[block] is None:\n                self._free", "            if True:\n                self._free"),
-    Mutant("a block on its way out is read where it will be", HOST, "return self._out.pop(place, place)", "return place"),
     Mutant("a block is swapped out again and again", HOST, "        self._out.clear()\n", ""),
     Mutant("what was computed again stays in host memory", POOL, "            self.host.discard(key)", "            pass"),
     Mutant("what is swapped in is not copied", KV, "                binding.copies.append((source, block))", "                pass"),
