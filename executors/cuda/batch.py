@@ -59,20 +59,20 @@ def build(spans: list[Span], block_size: int) -> Batch:
     return Batch(ids, positions, blocks * block_size + positions % block_size, tables, lengths, firsts)
 
 
-def attention_plans(batch: Batch, group: int, kv_heads: int, *, fill: int) -> list[Plan]:
+def attention_plans(batch: Batch, group: int, kv_heads: int, *, fill: int, window: int = 0) -> list[Plan]:
     """What attention has to do, for each of its two kernels, empty plans left out. `group` is how many query heads
-    share a KV head.
+    share a KV head; with a `window`, keys that no query sees are left out.
 
     With `fill`, contexts are cut such that about so many blocks run at once, and long chunks go to the kernel that is
     made for them. With 0, a token's numbers may depend on nothing but its sequence: one kernel for all, fixed cuts."""
     queries = batch.queries()
     if not fill:
-        return [plan(queries, group, DECODE_ROWS, SPLIT)]
+        return [plan(queries, group, DECODE_ROWS, SPLIT, window)]
     few = [query for query in queries if query.tokens * group <= DECODE_ROWS]
     many = [query for query in queries if query.tokens * group > DECODE_ROWS]
     blocks = max(1, fill // kv_heads)
     plans = [
-        plan(mine, group, rows, fitting_split(mine, group, rows, blocks))
+        plan(mine, group, rows, fitting_split(mine, group, rows, blocks, window), window)
         for mine, rows in ((few, DECODE_ROWS), (many, PREFILL_ROWS))
         if mine
     ]

@@ -1,4 +1,4 @@
-"""The CUDA executor: runs bound steps of a Llama-family model on one GPU, over a paged KV pool.
+"""The CUDA executor: runs bound steps of a decoder on one GPU, over a paged KV pool.
 
 Prompts' chunks and decodes share a step. Steps of decodes alone run as recorded graphs, all others launch by launch.
 Tokens are drawn and guesses verified on the device; the host reads them once a step.
@@ -23,10 +23,10 @@ from octavo.core.grammar import Grammars
 from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
+from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.drawing import Row
 from octavo.executors.cuda.forward import Forward, Pass
 from octavo.executors.cuda.graphs import CudaRecorder, Recorder
-from octavo.executors.cuda.llama import Llama
 from octavo.executors.cuda.memory import CudaMemory, Memory, pool_blocks
 from octavo.executors.cuda.speaker import Asked, Speaker
 from octavo.executors.cuda.swap import HostPool
@@ -34,7 +34,7 @@ from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
-from octavo.executors.loading.files import load_model
+from octavo.executors.loading.files import in_fp32, open_checkpoint
 from octavo.executors.outcome import Outcome, Settlement
 from octavo.executors.residents import Resident, Residents, Run, Span, of_prompt, span_of
 from octavo.executors.sampling import logprob
@@ -57,11 +57,11 @@ class CudaExecutor:
     ) -> None:
         self.facts = facts
         self.forward = forward
-        self._host = HostPool(forward.llama.kernels, forward.llama.pools, facts.host_blocks)
+        self._host = HostPool(forward.decoder.kernels, forward.decoder.pools, facts.host_blocks)
         self._residents = Residents()
         self._settlement = Settlement(facts.vocab_size)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
-        self._speaker = Speaker(forward.llama.kernels, facts.vocab_size, Matchers(grammars), self._drafting.rule)
+        self._speaker = Speaker(forward.decoder.kernels, facts.vocab_size, Matchers(grammars), self._drafting.rule)
 
     @classmethod
     def load(cls, config: Config) -> Self:
@@ -76,24 +76,23 @@ class CudaExecutor:
     ) -> Self:
         """On what `kernels` run on; without a `recorder` every step is launched. Raises `ModelError`."""
         files = locate(config.model.path)
-        model = load_model(files)
+        model = in_fp32(open_checkpoint(files))
         spec, size, mode = model.spec, config.kv.block_size, config.executor.mode
         if (wanted := config.kv.tokens // size) < 1:
             raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")
-        if spec.hidden % 8 or spec.inner % 8:
-            raise ModelError(
-                f"kernels need widths that are multiples of 8; {files.model_id} has {spec.hidden} and {spec.inner}"
-            )
+        widths = [spec.hidden, spec.inner if spec.experts is None else spec.experts.inner]
+        if any(width % 8 for width in widths):
+            raise ModelError(f"kernels need widths that are multiples of 8; {files.model_id} has {widths}")
         with torch.inference_mode():
-            llama = Llama(model, kernels, dtype, size, exact=mode == "exact")
             try:
-                block_bytes = spec.layers * llama.layout(1).block_bytes
-                llama.allocate(1)
+                decoder = Decoder(model, kernels, dtype, size, exact=mode == "exact")
+                block_bytes = spec.layers * decoder.layout(1).block_bytes
+                decoder.allocate(1)
             except ValueError as error:
                 raise ModelError(f"{files.model_id} cannot run on CUDA kernels: {error}") from error
-            worst = partial(worst_step, Forward(llama), config)
+            worst = partial(worst_step, Forward(decoder), config)
             blocks = pool_blocks(memory, worst, block_bytes, 0 if config.kv.fit else wanted, size)
-            llama.allocate(blocks)
+            decoder.allocate(blocks)
         grammars = grammars_of(config, files, spec.vocab_size)
         facts = model_facts(
             msgspec.structs.replace(config, kv=msgspec.structs.replace(config.kv, tokens=blocks * size)),
@@ -105,7 +104,7 @@ class CudaExecutor:
         )
         check_memory(msgspec.structs.replace(facts, total_blocks=0), facts.block_bytes)
         facts = msgspec.structs.replace(facts, executor=f"{mode}, {kernels.device}")
-        return cls(Forward(llama, recorder), facts, grammars, Drafting.of(Host(config, facts)))
+        return cls(Forward(decoder, recorder), facts, grammars, Drafting.of(Host(config, facts)))
 
     def forget(self) -> None:
         self._residents.clear()
@@ -182,15 +181,15 @@ class CudaExecutor:
 def worst_step(forward: Forward, config: Config) -> None:
     """Take the most memory that a step takes: a whole budget at the end of the longest context, beside as many decodes
     as there can be, all of which draw from penalised and masked distributions. Everything lies in block 0."""
-    llama, spec = forward.llama, forward.llama.spec
+    decoder, spec = forward.decoder, forward.decoder.spec
     context, rows = config.model.context or spec.context, config.scheduler.max_sequences
     chunk = min(config.scheduler.chunk_budget, context)
-    table = [0] * -(-context // llama.block_size)
+    table = [0] * -(-context // decoder.block_size)
     spans = [Span([0] * chunk, context - chunk, table)] + [Span([0], context - 1, table) for _ in range(rows)]
     made = forward.run(spans)
     logits = forward.logits(made, list(range(chunk - 1, chunk + rows)))
     sampling = Sampling(temperature=1.0, repetition=1.1, allowed=(0,), top_p=0.9)
-    speaker = Speaker(llama.kernels, spec.vocab_size, Matchers(), "coupled")
+    speaker = Speaker(decoder.kernels, spec.vocab_size, Matchers(), "coupled")
     speaker.draw([Row(Resident(0, [0], 1, 0, sampling))] * (rows + 1), logits)
 
 

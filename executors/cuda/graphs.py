@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo.executors.cuda.batch import SPLIT, Batch
-from octavo.executors.cuda.llama import Llama
+from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.mirror import Mirror
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
 from octavo.kernels.cuda.launch import Staged, Step
@@ -58,9 +58,9 @@ class Kind(NamedTuple):
 class _Graph:
     """One kind's buffers, and the pass over them."""
 
-    def __init__(self, llama: Llama, kind: Kind, fill: int) -> None:
-        self._llama, self._kind, self._fill = llama, kind, fill
-        n, device = kind.sequences, llama.kernels.device
+    def __init__(self, decoder: Decoder, kind: Kind, fill: int) -> None:
+        self._decoder, self._kind, self._fill = decoder, kind, fill
+        n, device = kind.sequences, decoder.kernels.device
         self.mirror = Mirror(
             device,
             {
@@ -72,21 +72,28 @@ class _Graph:
                 "tables": (np.int32, (n, kind.columns)),
             },
         )
-        spec = llama.spec
-        rows = rows_of(llama.group, fill)
-        self._plan: Staged = llama.kernels.room(kind.works, kind.works, kind.works, rows, spec.kv_heads, spec.head_dim)
+        spec = decoder.spec
+        rows = rows_of(decoder.group, fill)
+        works = kind.works
+        self._plans: dict[int, Staged] = {
+            window: decoder.kernels.room(works, works, works, rows, spec.kv_heads, spec.head_dim)
+            for window in decoder.windows
+        }
         self._order = torch.arange(n, dtype=torch.int32, device=device)
-        self.hidden = torch.empty(n, spec.hidden, dtype=llama.dtype, device=device)
+        self.hidden = torch.empty(n, spec.hidden, dtype=decoder.dtype, device=device)
         self.logits = torch.empty(n, spec.vocab_size, dtype=torch.float32, device=device)
 
     def work(self) -> None:
-        at, llama = self.mirror.device, self._llama
+        at, decoder = self.mirror.device, self._decoder
         split = 0 if self._fill else SPLIT
-        llama.kernels.plan(self._plan, at["lengths"], at["firsts"], llama.group, split=split, fill=self._fill)
+        for window, plan in self._plans.items():
+            decoder.kernels.plan(
+                plan, at["lengths"], at["firsts"], decoder.group, split=split, fill=self._fill, window=window
+            )
         step = Step(at["positions"], at["slots"], self._order, at["tables"])
-        hidden = llama.hidden(at["ids"], step, [self._plan])
+        hidden = decoder.hidden(at["ids"], step, {window: [plan] for window, plan in self._plans.items()})
         self.hidden.copy_(hidden)
-        self.logits.copy_(llama.logits(hidden))
+        self.logits.copy_(decoder.logits(hidden))
 
     def fill(self, batch: Batch) -> None:
         n, host = len(batch.ids), self.mirror.host
@@ -101,8 +108,8 @@ class _Graph:
 class Graphs:
     """The graphs of a model. `fill` as in `attention_plans`."""
 
-    def __init__(self, llama: Llama, recorder: Recorder, fill: int) -> None:
-        self._llama, self._recorder, self._fill = llama, recorder, fill
+    def __init__(self, decoder: Decoder, recorder: Recorder, fill: int) -> None:
+        self._decoder, self._recorder, self._fill = decoder, recorder, fill
         self._recorded: dict[Kind, tuple[_Graph, Replay]] = {}
 
     def kind(self, batch: Batch) -> Kind | None:
@@ -111,9 +118,9 @@ class Graphs:
         if len(batch.ids) != n or n > LARGEST:
             return None
         sequences, columns = _power_of_two(n, 1), _power_of_two(batch.tables.shape[1], 16)
-        tiles = -(-self._llama.group // rows_of(self._llama.group, self._fill))
+        tiles = -(-self._decoder.group // rows_of(self._decoder.group, self._fill))
         if self._fill:
-            works = max(self._fill // self._llama.spec.kv_heads, tiles * sequences)
+            works = max(self._fill // self._decoder.spec.kv_heads, tiles * sequences)
         else:
             works = _power_of_two(tiles * int((-(-batch.lengths // SPLIT)).sum()), sequences)
         return Kind(sequences, columns, works)
@@ -121,7 +128,7 @@ class Graphs:
     def run(self, kind: Kind, batch: Batch) -> tuple[Tensor, Tensor]:
         """Last hidden states and logits of the batch's tokens; good until the next run."""
         if (found := self._recorded.get(kind)) is None:
-            graph = _Graph(self._llama, kind, self._fill)
+            graph = _Graph(self._decoder, kind, self._fill)
             graph.fill(batch)
             graph.work()  # loads kernels and writes the very KV that the replay writes again
             found = self._recorded[kind] = (graph, self._recorder(graph.work))

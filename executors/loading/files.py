@@ -30,11 +30,16 @@ def load_model(files: ModelFiles) -> Model:
 
 
 def plain(checkpoint: Checkpoint) -> Model:
+    """As `in_fp32`; raises `ModelError` for what goes beyond Llama."""
+    if beyond := checkpoint.spec.beyond_llama():
+        raise ModelError(f'the model has {beyond}, which this executor does not; run it with executor.kind = "native"')
+    return in_fp32(checkpoint)
+
+
+def in_fp32(checkpoint: Checkpoint) -> Model:
     """Its weights as fp32 tensors, under the names of `spec.Weights`."""
     import torch
 
-    if beyond := checkpoint.spec.beyond_llama():
-        raise ModelError(f'the model has {beyond}, which this executor does not; run it with executor.kind = "native"')
     weights: Weights = {name: torch.from_numpy(np.array(vector)) for name, vector in checkpoint.vectors.items()}
     for name, parts in checkpoint.matrices.items():
         tensor = torch.from_numpy(np.concatenate([part.ours() for part in parts]))

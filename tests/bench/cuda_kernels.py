@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 
 from octavo.executors.cuda.batch import attention_plans, build
+from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import CudaRecorder, Recorder
-from octavo.executors.cuda.llama import Llama
 from octavo.executors.loading.rope import Rope
 from octavo.executors.loading.spec import Model, Spec
 from octavo.executors.residents import Span
@@ -249,12 +249,12 @@ class Bench:
             context=2 * s.context,
             rope=Rope(500000.0),
         )
-        llama = Llama(Model(spec, weights, b""), self.kernels, torch.bfloat16, 16, exact=False)
+        decoder = Decoder(Model(spec, weights, b""), self.kernels, torch.bfloat16, 16, exact=False)
         blocks = s.context // 16
-        llama.allocate(blocks * s.batch)
-        forward = Forward(llama, self._recorder)
+        decoder.allocate(blocks * s.batch)
+        forward = Forward(decoder, self._recorder)
         spans = [Span([5], s.context - 1, list(range(i * blocks, (i + 1) * blocks))) for i in range(s.batch)]
-        size = sum(weight.nbytes for weight in weights.values()) + sum(pool.nbytes for pool in llama.pools)
+        size = sum(weight.nbytes for weight in weights.values()) + sum(pool.nbytes for pool in decoder.pools)
         name = f"decode step of a model of {spec.layers} layers, batch {s.batch}, context {s.context}, with graphs"
         self.against_copy(name, lambda: forward.run(spans), size, 0.8)
 

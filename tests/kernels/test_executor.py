@@ -263,7 +263,7 @@ def test_a_sequence_that_cannot_be_computed_fails_alone(make: Make) -> None:
 def test_numbers_that_are_not_finite_fail_their_sequence(make: Make) -> None:
     executor = make(1)
     with torch.inference_mode():
-        executor.forward.llama.embed[40] = torch.inf
+        executor.forward.decoder.embed[40] = torch.inf
     driver = Driver(executor)
     good, sick = driver.open([5, 6, 7], sampling=GREEDY), driver.open([1, 40, 3], sampling=GREEDY)
     driver.step((good, 3), (sick, 3))

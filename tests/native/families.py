@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import transformers as t
 from transformers import PreTrainedModel
 
 from tests.executors.tiny import VOCAB, save
+
+Make: TypeAlias = Callable[..., PreTrainedModel]
+"""Given sizes in place of the usual ones."""
 
 _SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -27,20 +30,21 @@ _SMALL: dict[str, Any] = {
 _THETA = {"rope_theta": 10000.0}
 
 
-def _like(model: type[Any], config: type[Any], **changes: Any) -> Callable[[], PreTrainedModel]:
-    def make() -> PreTrainedModel:
+def _like(model: type[Any], config: type[Any], **changes: Any) -> Make:
+    def make(**sizes: Any) -> PreTrainedModel:
         settings = {key: value for key, value in (_SMALL | changes).items() if value != "absent"}
+        settings |= {key: sizes[key] for key in settings.keys() & sizes.keys()}
         made: PreTrainedModel = model(config(**settings, attn_implementation="eager"))
         return made
 
     return make
 
 
-def _mistral(**changes: Any) -> Callable[[], PreTrainedModel]:
+def _mistral(**changes: Any) -> Make:
     return _like(t.MistralForCausalLM, t.MistralConfig, **({"sliding_window": 37, "head_dim": 16} | changes))
 
 
-def _llama(**rope: Any) -> Callable[[], PreTrainedModel]:
+def _llama(**rope: Any) -> Make:
     return _like(t.LlamaForCausalLM, t.LlamaConfig, rope_parameters=_THETA | rope)
 
 
@@ -100,6 +104,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 }  # fmt: skip
 
 
-def save_family(name: str, folder: Path) -> PreTrainedModel:
+def save_family(name: str, folder: Path, **sizes: Any) -> PreTrainedModel:
+    """With other `sizes` where its config has such keys."""
     torch.manual_seed(0)
-    return save(FAMILIES[name](), folder)
+    return save(FAMILIES[name](**sizes), folder)

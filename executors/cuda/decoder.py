@@ -1,0 +1,213 @@
+"""The forward pass of a decoder on a device: linears by torch, the rest by kernels, KV in a paged pool.
+
+    embed → ( norm·qkv → append → attend → o·add → norm·MLP·add ) per layer → norm → head
+
+What a `Spec` says beyond Llama changes a step of that or adds one. One launch after another on torch's current stream,
+with nothing that depends on the values of a step but what lies in its tensors: so a pass over buffers that stay can be
+recorded as a graph. Numbers are in `dtype`, sums in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.executors.cuda.experts import Mixture
+from octavo.executors.cuda.linear import Linear
+from octavo.executors.loading.rope import angles
+from octavo.executors.loading.spec import Model, Spec
+from octavo.kernels.cuda.instances import ACTIVATIONS, Heads
+from octavo.kernels.cuda.launch import Kernels, Staged, Step
+from octavo.kernels.cuda.pool import PoolLayout
+
+_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    attn_norm: Norm
+    qkv: Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    heads: Heads
+    angles: Tensor
+    o: Linear
+    post_attn_norm: Norm | None
+    mlp_norm: Norm
+    mlp: Callable[[Tensor], Tensor]
+    post_mlp_norm: Norm | None
+
+
+class Decoder:
+    """A model on `kernels.device`. Its KV pool is made by `allocate`; before that nothing can be computed."""
+
+    def __init__(self, model: Model, kernels: Kernels, dtype: torch.dtype, block_size: int, *, exact: bool) -> None:
+        spec, device = model.spec, kernels.device
+        self.spec, self.kernels, self.dtype, self.exact = spec, kernels, dtype, exact
+        self.block_size = block_size
+        self.group = spec.heads // spec.kv_heads
+        self.windows = sorted({effective_window(spec, i) for i in range(spec.layers)})
+        """Of its layers, each once; 0 sees everything."""
+        self.pools: list[Tensor] = []
+        weights = _Weights(model, device, dtype, exact)
+        self.embed, self._norm = weights.tensor("embed"), weights.norm("norm")
+        self._places = weights.tensor("positions.weight") if spec.learned_positions else None
+        self._head = weights.linear("head") if weights.has("head.weight") else Linear(self.embed, None, exact)
+        turns = [
+            torch.from_numpy(table).movedim(0, 1).flatten(1).contiguous().to(device)
+            for table in (angles(rope, spec.head_dim, spec.context) for rope in spec.ropes)
+        ]
+        turns.append(torch.empty(spec.context, 0, device=device))  # the last: layers that rotate nothing
+        layout, scale = self.layout(1), spec.score_scale or spec.head_dim**-0.5
+        self._layers = [
+            _Layer(
+                weights.norm(f"{i}.attn_norm"),
+                weights.linear(f"{i}.qkv"),
+                weights.tensor(f"{i}.q_norm") if spec.head_norms else None,
+                weights.tensor(f"{i}.k_norm") if spec.head_norms else None,
+                Heads(spec.heads, dtype, layout, scale, spec.score_cap, effective_window(spec, i)),
+                turns[spec.rotation(i)],
+                weights.linear(f"{i}.o"),
+                weights.norm(f"{i}.post_attn_norm") if spec.post_norms else None,
+                weights.norm(f"{i}.mlp_norm"),
+                self._mlp(weights, i),
+                weights.norm(f"{i}.post_mlp_norm") if spec.post_norms else None,
+            )
+            for i in range(spec.layers)
+        ]
+
+    def layout(self, blocks: int) -> PoolLayout:
+        """Of one layer's pool. Raises `ValueError` when kernels cannot have it."""
+        return PoolLayout(blocks, self.block_size, self.spec.kv_heads, self.spec.head_dim, self.dtype)
+
+    def allocate(self, blocks: int) -> None:
+        """An empty pool, in place of an earlier one."""
+        self.pools = []  # what was there is given back first
+        layout = self.layout(blocks)
+        self.pools = [layout.allocate(self.kernels.device) for _ in range(self.spec.layers)]
+
+    def hidden(self, ids: Tensor, step: Step, plans: Mapping[int, list[Staged]]) -> Tensor:
+        """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]. `plans` are by window,
+        for each of `windows`."""
+        residual = self._embedded(ids, step)
+        x = self._normed(residual, self._layers[0].attn_norm)
+        following = [*(layer.attn_norm for layer in self._layers[1:]), self._norm]
+        for layer, pool, norm in zip(self._layers, self.pools, following, strict=True):
+            mixed = layer.o(self._attention(layer, x, step, plans[layer.heads.window], pool))
+            if self.spec.parallel:
+                x = self._added(mixed + layer.mlp(self._normed(residual, layer.mlp_norm)), residual, norm)
+                continue
+            x = self._added(self._post(mixed, layer.post_attn_norm), residual, layer.mlp_norm)
+            x = self._added(self._post(layer.mlp(x), layer.post_mlp_norm), residual, norm)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] to [n, vocabulary], fp32."""
+        logits, cap = self._head(hidden).float(), self.spec.logit_cap
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+    def _embedded(self, ids: Tensor, step: Step) -> Tensor:
+        x = self.embed[ids]
+        if self.spec.embed_scale != 1.0:
+            x = x * self.spec.embed_scale
+        return x if self._places is None else x + self._places[step.positions]
+
+    def _attention(self, layer: _Layer, x: Tensor, step: Step, plans: list[Staged], pool: Tensor) -> Tensor:
+        kernels, eps = self.kernels, self.spec.norm_eps
+        q = kernels.append_kv(
+            layer.heads,
+            step,
+            layer.qkv(x),
+            pool,
+            layer.angles,
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
+            eps=eps,
+        )
+        mixed = torch.empty_like(q)
+        for plan in plans:
+            kernels.attention(layer.heads, step, plan, q, pool, mixed)
+        return mixed.view(len(q), -1)
+
+    def _mlp(self, weights: _Weights, i: int) -> Callable[[Tensor], Tensor]:
+        spec = self.spec
+        activation = _PLAIN[spec.activation]
+        if spec.experts is not None:
+            each = range(spec.experts.count)
+            return Mixture(
+                spec.experts,
+                weights.linear(f"{i}.router"),
+                [weights.tensor(f"{i}.{e}.gate_up.weight") for e in each],
+                [weights.tensor(f"{i}.{e}.down.weight") for e in each],
+                self._gated,
+                exact=self.exact,
+            )
+        down = weights.linear(f"{i}.down")
+        if spec.gated:
+            gate_up = weights.linear(f"{i}.gate_up")
+            return lambda x: down(self._gated(gate_up(x)))
+        up = weights.linear(f"{i}.up")
+        return lambda x: down(activation(up(x)))
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        if self.spec.activation in ACTIVATIONS:
+            return self.kernels.gate_mul(gate_up, self.spec.activation)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return _PLAIN[self.spec.activation](gate) * up
+
+    def _normed(self, x: Tensor, norm: Norm) -> Tensor:
+        if self.spec.layer_norm:
+            return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, self.spec.norm_eps)
+        return self.kernels.add_rmsnorm(x, None, norm.weight, self.spec.norm_eps)
+
+    def _post(self, x: Tensor, norm: Norm | None) -> Tensor:
+        return x if norm is None else self._normed(x, norm)
+
+    def _added(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        """The norm of residual + x, which becomes the residual."""
+        if self.spec.layer_norm:
+            return self._normed(residual.add_(x), norm)
+        return self.kernels.add_rmsnorm(x, residual, norm.weight, self.spec.norm_eps)
+
+
+class _Weights:
+    """A model's tensors on a device, by our names."""
+
+    def __init__(self, model: Model, device: torch.device, dtype: torch.dtype, exact: bool) -> None:
+        self._weights, self._device, self._dtype, self._exact = model.weights, device, dtype, exact
+
+    def has(self, name: str) -> bool:
+        return name in self._weights
+
+    def tensor(self, name: str) -> Tensor:
+        return self._weights[name].to(device=self._device, dtype=self._dtype).contiguous()
+
+    def linear(self, name: str) -> Linear:
+        bias = f"{name}.bias"
+        return Linear(self.tensor(f"{name}.weight"), self.tensor(bias) if self.has(bias) else None, self._exact)
+
+    def norm(self, name: str) -> Norm:
+        bias = f"{name}.bias"
+        return Norm(self.tensor(name), self.tensor(bias) if self.has(bias) else None)
+
+
+def effective_window(spec: Spec, layer: int) -> int:
+    """0 where the window is as long as any text."""
+    window = spec.window(layer)
+    return 0 if window >= spec.context else window

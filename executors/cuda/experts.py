@@ -1,0 +1,66 @@
+"""A mixture of experts on a device: a router, and the MLPs of the best experts of each token.
+
+Tokens are put in the order of their experts, so that each layer is two grouped products, whatever goes where: nothing
+is read back to the host, and a step can be recorded. How many tokens an expert gets then decides how sums are cut. The
+exact form lets all experts compute all tokens and takes what counts: a token's numbers are its own, at the price of the
+others' work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.executors.cuda.linear import Linear
+from octavo.executors.loading.spec import Experts
+
+Gated = Callable[[Tensor], Tensor]
+"""[rows, gate | up] to [rows, inner]."""
+
+
+class Mixture:
+    """`gate_up` and `down` are the experts' weights as a checkpoint has them, [out, in] each."""
+
+    def __init__(
+        self, experts: Experts, router: Linear, gate_up: list[Tensor], down: list[Tensor], gated: Gated, *, exact: bool
+    ) -> None:
+        self._experts, self._router, self._gated = experts, router, gated
+        self._alone = [(Linear(up, None, True), Linear(d, None, True)) for up, d in zip(gate_up, down, strict=True)]
+        self._grouped: tuple[Tensor, Tensor] | None = None
+        if not exact:
+            self._alone = []
+            self._grouped = tuple(torch.stack(each).transpose(1, 2) for each in (gate_up, down))  # type: ignore[assignment]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, hidden] to [n, hidden]."""
+        chances = self._router(x).float().softmax(dim=-1)
+        weights, chosen = chances.topk(self._experts.used, dim=-1)
+        if self._experts.normed:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        if self._grouped is None:
+            return self._all(x, weights, chosen)
+        return self._chosen(x, weights, chosen, *self._grouped)
+
+    def _all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        total = torch.zeros_like(x, dtype=torch.float32)
+        for e, (gate_up, down) in enumerate(self._alone):
+            mine = chosen == e
+            weight = (weights * mine).sum(dim=-1, keepdim=True)
+            given = down(self._gated(gate_up(x))).float()
+            total = torch.where(mine.any(dim=-1, keepdim=True), total + weight * given, total)
+        return total.to(x.dtype)
+
+    def _chosen(self, x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        used = self._experts.used
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        counts = (flat.unsqueeze(1) == torch.arange(self._experts.count, device=x.device)).sum(dim=0)
+        ends = counts.cumsum(0).to(torch.int32)
+        inner = self._gated(F.grouped_mm(x[order // used], gate_up, offs=ends))
+        given = torch.empty(len(flat), x.shape[1], dtype=x.dtype, device=x.device)
+        given[order] = F.grouped_mm(inner, down, offs=ends)
+        mixed: Tensor = (given.view(len(x), used, -1).float() * weights.unsqueeze(-1)).sum(dim=1)
+        return mixed.to(x.dtype)
