@@ -35,7 +35,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_ke
     model = save_family(name, tmp_path, **SIZES)
     with torch.inference_mode():
         expected = model(torch.tensor([IDS])).logits[0]
-        rounded = model.to(torch.float16)(torch.tensor([IDS])).logits[0].float()
+        rounded = torch.nn.Module.to(model, torch.float16)(torch.tensor([IDS])).logits[0].float()
     theirs = float((rounded - expected).square().mean().sqrt())
     loaded, table = in_fp32(from_folder(tmp_path)), [5, 1, 3, 0]
     for exact in (False, True)[: 1 + (loaded.spec.experts is not None)]:  # experts are computed in two ways
