@@ -20,7 +20,7 @@ from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.loading.rope import Rope
 from octavo.executors.loading.rows import Rows
 from octavo.executors.loading.spec import Spec
-from octavo.executors.native.matrix import GROUP, native_kind
+from octavo.executors.native.matrix import GROUP, movable, native_kind, packed_alike
 
 FAILED = 1
 PERHAPS = "perhaps: it is tried at start"
@@ -100,14 +100,21 @@ def _inside(path: str) -> list[str]:
 
 
 def _natively(checkpoint: Checkpoint) -> str:
-    parts = [part for stacked in checkpoint.matrices.values() for part in stacked]
-    lost = sorted({_stored(part) for part in parts if part.foreign or native_kind(part.kind) is None})
-    exact = {f"{part.origin} as {kind.name}" for part in parts if part.origin and (kind := native_kind(part.kind))}
+    lost: set[str] = set()
+    exact: set[str] = set()
+    for name, parts in checkpoint.matrices.items():
+        moved = any(part.columns is not None for part in parts)
+        together = not moved or (movable(name) and (packed_alike(parts) or not name.endswith("gate_up")))
+        for part in parts:
+            if (kind := native_kind(part.kind)) is None or part.foreign or not together:
+                lost.add(_stored(part))
+            elif part.origin:
+                exact.add(f"{part.origin} as {kind.name}")
     how = "yes, each weight as it is stored"
     if lost:
-        how = f"yes; {', '.join(lost)} becomes 8-bit groups of {GROUP} in fast mode, fp32 in exact mode"
-    if kept := sorted(each for each in exact if not each.endswith(" as F32")):
-        how += f" ({', '.join(kept)}, number by number)"
+        how = f"yes; {', '.join(sorted(lost))} becomes 8-bit groups of {GROUP} in fast mode, fp32 in exact mode"
+    if exact:
+        how += f" ({', '.join(sorted(exact))}, number by number)"
     return f"{how}; an answer does not depend on its company, in both modes"
 
 

@@ -3,10 +3,10 @@
     weight[row, column] = scale[row, group] · (number[row, column] - zero[row, group])
 
 `group` is a column's: columns stand in groups of 32, 64, 128 or all in one, or, with GPTQ's `desc_act`, each says its
-own. Where the groups are whole 32s in order and scales are fp16 numbers, this is exactly what GGUF's blocks of 32 hold,
-and it is given as those: 4 bits with zeros of 8 as Q4_0; with any zero as Q5_0, whose numbers reach from -16 to 15;
-8 bits with zeros of 128 as Q8_0. Anything else is given as the floats that it stands for. Numbers are unpacked when
-they are asked for, not when the folder is opened.
+own: then columns are put in the order of groups, which whoever multiplies has to know. Where groups are whole 32s and
+scales are fp16 numbers, this is exactly what GGUF's blocks of 32 hold, and it is given as those: 4 bits with zeros of 8
+as Q4_0; with any zero as Q5_0, whose numbers reach from -16 to 15; 8 bits with zeros of 128 as Q8_0. Anything else is
+given as the floats that it stands for. Numbers are unpacked when they are asked for, not when the folder is opened.
 
 Facts of the layouts, from the packages that write them (AutoGPTQ and GPTQModel, AutoAWQ, compressed-tensors):
 
@@ -152,12 +152,16 @@ def _only(folder: object, method: str, what: str, found: object, known: tuple[ob
 
 
 def rows_of(grid: Grid, origin: str) -> Rows:
-    """As blocks of 32 where that is exact, else as floats."""
+    """As blocks of 32 where that is exact, else as floats. Columns whose groups are in no order are put in one."""
     rows, columns = len(grid.scales), len(grid.groups)
-    kind, order = _kind(grid), np.arange(rows, dtype=np.int32)
-    if kind is GgmlType.F32:
-        return Rows(lambda: _as_floats(grid), kind, order, columns, origin)
-    return Rows(lambda: _as_blocks(grid, kind), kind, order, columns, origin)
+    order, moved = np.arange(rows, dtype=np.int32), None
+    if (np.diff(grid.groups) < 0).any():
+        moved = np.argsort(grid.groups, kind="stable").astype(np.int32)
+        natural, numbers = grid.groups, grid.numbers
+        grid = grid._replace(groups=natural[moved], numbers=lambda: np.ascontiguousarray(numbers()[:, moved]))
+    kind = _kind(grid)
+    make = partial(_as_floats, grid) if kind is GgmlType.F32 else partial(_as_blocks, grid, kind)
+    return Rows(make, kind, order, columns, origin, moved)
 
 
 def _kind(grid: Grid) -> GgmlType:

@@ -19,6 +19,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 class Rows(NamedTuple):
     """Some rows of a matrix: `data` in the format `kind`, row after row. Row i of ours is row `order[i]` of theirs.
+    With `columns`, column j of `data` is column `columns[j]` of the matrix.
 
     `origin` is the format of the file where that is another: `data` is then made when it is asked for."""
 
@@ -27,6 +28,7 @@ class Rows(NamedTuple):
     order: Int32s
     cols: int
     origin: str = ""
+    columns: Int32s | None = None
 
     @classmethod
     def stored(cls, data: Bytes | Callable[[], Bytes], kind: GgmlType, rows: int, cols: int) -> Rows:
@@ -57,18 +59,23 @@ class Rows(NamedTuple):
         def part() -> Bytes:
             return self.bytes[start * self.row_bytes : end * self.row_bytes]
 
-        return Rows.stored(part() if not self.origin else part, self.kind, end - start, self.cols)._replace(
-            origin=self.origin
-        )
+        data = part if callable(self.data) else part()
+        order = np.arange(end - start, dtype=np.int32)
+        return self._replace(data=data, order=order)
 
     def floats(self) -> Floats:
-        """The numbers that they stand for, [stored rows, cols], in the file's order."""
+        """The numbers that they stand for, [stored rows, cols]: rows in the file's order, columns in the matrix's."""
         try:
             rows = self.bytes.reshape(-1, self.row_bytes)
             values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(int(self.kind)))
         except NotImplementedError:
             raise ModelError(f"weights quantised as {self.kind.name} cannot be read") from None
-        return np.asarray(values, dtype=np.float32).reshape(-1, self.cols)
+        found = np.asarray(values, dtype=np.float32).reshape(-1, self.cols)
+        if self.columns is None:
+            return found
+        natural = np.empty_like(found)
+        natural[:, self.columns] = found
+        return natural
 
     def ours(self) -> Floats:
         """The same, in our order."""

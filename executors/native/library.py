@@ -89,7 +89,7 @@ class COp(c.Structure):
         *((name, c.c_int32) for name in ("heads", "angles", "width", "experts", "used", "window")),
         *((name, c.c_float) for name in ("eps", "scale", "cap")),
         ("matrix", c.POINTER(CMatrix)),
-        *((name, c.c_void_p) for name in ("norm", "norm_bias", "bias", "q_norm", "k_norm")),
+        *((name, c.c_void_p) for name in ("norm", "norm_bias", "bias", "q_norm", "k_norm", "order")),
     )
 
 

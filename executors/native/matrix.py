@@ -34,15 +34,20 @@ def native_kind(kind: GgmlType) -> Kind | None:
     return {GgmlType.F32: Kind.F32, GgmlType.F16: Kind.F16, GgmlType.BF16: Kind.BF16}.get(kind, _PACKED.get(kind))
 
 
-def storage(parts: list[Rows], exact: bool, wanted: Wanted = "file") -> tuple[Kind, list[Rows]]:
-    """How to pack a matrix of these parts, and the parts in a format that can be packed so."""
+def storage(
+    parts: list[Rows], exact: bool, wanted: Wanted = "file", *, movable: bool = False
+) -> tuple[Kind, list[Rows]]:
+    """How to pack a matrix of these parts, and the parts in a format that can be packed so. If it is `movable`, parts
+    that all have their columns moved alike stay so."""
+    if len(moved := {_moved(part) for part in parts}) > 1 or (moved != {b""} and not movable):
+        parts = [_of_floats(part) for part in parts]
     kinds = {part.kind for part in parts}
     packed = {_PACKED.get(kind) for kind in kinds}
     if len(packed) == 1 and (kind := packed.pop()) is not None:
         return kind, parts
     grouped = parts[0].cols % GROUP == 0
     if not kinds <= set(_FLOATS) or any(part.foreign for part in parts):
-        parts = [part if part.foreign else _of_floats(part) for part in parts]
+        parts = [part if part.foreign and part.columns is None else _of_floats(part) for part in parts]
         wanted = "file" if exact else "w8"
     if wanted != "file" and grouped:
         return Kind.W8 if wanted == "w8" else Kind.W4, parts
@@ -59,8 +64,22 @@ def storage(parts: list[Rows], exact: bool, wanted: Wanted = "file") -> tuple[Ki
     return Kind.F32, parts
 
 
+def movable(name: str) -> bool:
+    """Whether a matrix is alone in its operation, which can put its inputs in order; those of experts are not."""
+    parts = name.split(".")
+    return len(parts) > 1 and not parts[1].isdigit()
+
+
+def _moved(part: Rows) -> bytes:
+    return b"" if part.columns is None else part.columns.tobytes()
+
+
+def packed_alike(parts: list[Rows]) -> bool:
+    return len({(native_kind(part.kind), _moved(part)) for part in parts}) == 1
+
+
 def _of_floats(part: Rows) -> Rows:
-    return Rows.of_floats(part.floats())._replace(order=part.order)
+    return Rows.of_floats(part.floats())._replace(order=part.order, origin=part.origin)
 
 
 def _is_bf16(data: Bytes) -> bool:

@@ -39,7 +39,17 @@ from octavo.executors.native.library import (
     OpKind,
     int32s,
 )
-from octavo.executors.native.matrix import LANES, Arena, Wanted, fill, matrix_of, native_kind, size_of, storage
+from octavo.executors.native.matrix import (
+    LANES,
+    Arena,
+    Wanted,
+    fill,
+    matrix_of,
+    movable,
+    packed_alike,
+    size_of,
+    storage,
+)
 
 X, QKV, MIXED, INNER, SIDE, ROUTER, SLOT_INNER, SLOT = range(8)
 
@@ -86,7 +96,7 @@ class Weights:
         self.exact = exact
         self.context = min(context or spec.context, spec.context)
         plans = {
-            name: (rows, *storage(parts, exact, "file" if name.endswith("router") else wanted))
+            name: (rows, *storage(parts, exact, "file" if name.endswith("router") else wanted, movable=movable(name)))
             for whole, stacked in checkpoint.matrices.items()
             for name, rows, parts in _split(whole, stacked)
         }
@@ -103,6 +113,8 @@ class Weights:
         ]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             list(threads.map(lambda item: self._fill(*item), work))
+        self.columns = {name: parts[0].columns for name, (_, _, parts) in plans.items() if parts[0].columns is not None}
+        """Of matrices whose columns are moved: where each of them was."""
         self.vectors = {name: self._padded(name, vector) for name, vector in checkpoint.vectors.items()}
         self.rows: list[ctypes.Array[CMatrix]] = []
         """Matrices of experts side by side, as operations want them."""
@@ -134,7 +146,7 @@ def _split(name: str, parts: list[Rows]) -> list[tuple[str, int, list[Rows]]]:
     sizes = [len(part.order) for part in parts]
     if name.endswith("gate_up"):
         return [(name, 2 * up(sizes[0]), parts)]
-    if len({native_kind(part.kind) for part in parts}) > 1 and all(size % LANES == 0 for size in sizes):
+    if not packed_alike(parts) and all(size % LANES == 0 for size in sizes):
         return [(f"{name}.{i}", size, [part]) for i, (size, part) in enumerate(zip(sizes, parts, strict=True))]
     return [(name, sum(sizes), parts)]
 
@@ -341,6 +353,8 @@ class _Program:
     ) -> COp:
         op = self._op(kind, source, target)
         op.mode, op.matrix, op.bias = mode, self._matrix(name), self._vector(f"{name}.bias")
+        if (columns := self._weights.columns.get(name)) is not None:
+            op.order = columns.ctypes.data
         if norm:
             op.norm, op.norm_bias = self._vector(norm), self._vector(f"{norm}.bias")
         return op

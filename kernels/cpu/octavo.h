@@ -79,6 +79,7 @@ struct OctOp {
     const float *norm, *norm_bias;  // zero-padded to the buffer's width
     const float* bias;              // zero-padded to 16 · blocks
     const float *q_norm, *k_norm;   // of every head, zero-padded to whole vectors; may be absent
+    const int32_t* order;           // LINEAR: column j of the matrix is for number order[j] of the normed input; may be absent
 };
 
 // Cosines [context][half], then as many sines: dimensions i and i + half of a head turn, those from 2 half on do not.

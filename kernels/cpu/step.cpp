@@ -99,7 +99,7 @@ HeadLayout layout_of(const OctShape& s) {
 struct Scratch {
     Prepared rows;
     uint64_t holds = 0;  // the step and phase whose rows these are
-    Region row, scores, queries, head, key, tile, parts;
+    Region row, moved, scores, queries, head, key, tile, parts;
 };
 
 struct Tile {  // queries [first, first + count) of one sequence
@@ -145,6 +145,7 @@ struct OctModel final : Job {
         for (Scratch& one : scratch) {
             one.rows = Prepared(FEW, widest);
             one.row = Region(size_t(widest) * 4);
+            one.moved = Region(size_t(widest) * 4);
             one.scores = Region(size_t(SEGMENT) * MOST_SEEING * 4);
             one.queries = Region(size_t(MOST_SEEING) * dims * 4);
             one.head = Region(padded * 4);
@@ -449,6 +450,11 @@ void OctModel::prepare(const OctOp& op, int token, int at, const Prepared& to, i
         float* normed = scratch[size_t(thread)].row.as<float>();
         isa.norm(op.norm_kind, x, op.norm, op.norm_bias, up(cols), cols, op.eps, normed);
         x = normed;
+    }
+    if (op.order) {
+        float* moved = scratch[size_t(thread)].moved.as<float>();
+        for (int k = 0; k < cols; k++) moved[k] = x[op.order[k]];
+        x = moved;
     }
     place(isa, x, cols, size_t(at), int8(op), to);
 }

@@ -71,7 +71,7 @@ def folders(
     bits: int = 4,
     group: int = 32,
     zero: bool = True,
-    shuffled: bool = False,
+    shuffled: str = "",
     scale_type: torch.dtype = torch.float16,
     **options: Any,
 ) -> tuple[Path, Path]:
@@ -89,8 +89,8 @@ def folders(
         width = columns if group < 0 else group
         count = columns // width
         groups = np.arange(columns) // width
-        if shuffled:
-            groups = draws.permutation(groups)
+        if shuffled:  # as layers of the same inputs are, or each in an order of its own
+            groups = (np.random.default_rng(columns) if shuffled == "alike" else draws).permutation(groups)
         numbers = draws.integers(0, 1 << bits, (rows, columns))
         middle = 1 << (bits - 1)
         zeros = draws.integers(1, 1 << bits, (rows, count)) if zero else np.full((rows, count), middle)
@@ -125,7 +125,8 @@ CASES: dict[str, tuple[Callable[..., Layer], dict[str, Any], dict[str, Any], Kin
     "gptq, one group": (gptq, GPTQ, {"version": 1, "zero": False, "group": -1}, Kind.W4),
     "gptq, 8 bits": (gptq, GPTQ | {"bits": 8}, {"version": 1, "zero": False, "bits": 8}, Kind.W8),
     "gptq, 8 bits, any zeros": (gptq, GPTQ | {"bits": 8}, {"version": 1, "bits": 8}, Kind.F32),
-    "gptq, desc_act": (gptq, GPTQ | {"desc_act": True}, {"version": 1, "shuffled": True, "zero": False}, Kind.F32),
+    "gptq, desc_act": (gptq, GPTQ | {"desc_act": True}, {"version": 1, "shuffled": "alike", "zero": False}, Kind.W4),
+    "gptq, desc_act, any zeros": (gptq, V2 | {"desc_act": True}, {"version": 2, "shuffled": "alike"}, Kind.W5),
     "gptq, groups of 16": (gptq, GPTQ, {"version": 1, "group": 16, "zero": False}, Kind.F32),
     "gptq, fp32 scales": (gptq, GPTQ, {"version": 1, "zero": False, "scale_type": torch.float32}, Kind.F32),
     "awq": (awq, AWQ, {"group": 64}, Kind.W5),
@@ -162,7 +163,7 @@ def _with_zero(pack: Callable[..., Layer], options: dict[str, Any]) -> Callable[
 
 def test_models_says_what_becomes_of_each(tmp_path: Path) -> None:
     said = {}
-    for name in ("gptq, zeros of 8", "awq", "gptq, desc_act"):
+    for name in ("gptq, zeros of 8", "awq", "gptq, groups of 16"):
         pack, how, options, _ = CASES[name]
         given, _ = folders(tmp_path / name, pack, how, **options)
         found = describe(str(given))
@@ -171,7 +172,20 @@ def test_models_says_what_becomes_of_each(tmp_path: Path) -> None:
         assert next(kind for kind in found.weights if "bit" in kind) == f"{name[:4].strip(',')} 4-bit"
     assert "(gptq 4-bit as W4, number by number)" in said["gptq, zeros of 8"]
     assert "(awq 4-bit as W5, number by number)" in said["awq"]
-    assert "gptq 4-bit becomes 8-bit groups of 32 in fast mode, fp32 in exact mode" in said["gptq, desc_act"]
+    assert "gptq 4-bit becomes 8-bit groups of 32 in fast mode, fp32 in exact mode" in said["gptq, groups of 16"]
+
+
+def test_parts_whose_columns_are_in_orders_of_their_own(tmp_path: Path) -> None:
+    """Queries, keys and values are packed apart then; gate and up, which stand in turn, become what they stand for."""
+    given, same = folders(tmp_path, gptq, GPTQ, version=1, shuffled="apart", zero=False)
+    expected = logits_of(make(from_folder(same), exact=True), IDS)
+    native = make(from_folder(given), exact=True)
+    kinds = {
+        name.partition(".")[2]: Kind(matrix.kind) for name, matrix in native.weights.matrices.items() if "." in name
+    }
+    assert kinds["gate_up"] is Kind.F32
+    assert {kinds[name] for name in ("qkv.0", "qkv.1", "qkv.2", "o", "down")} == {Kind.W4}
+    np.testing.assert_allclose(logits_of(native, IDS), expected, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
