@@ -125,9 +125,15 @@ def _stored(part: Rows) -> str:
 
 def _what(spec: Spec) -> str:
     shared = f", {spec.kv_heads} for keys" if spec.kv_heads != spec.heads else ""
-    said = f"{spec.architecture}: {spec.layers} layers of {spec.hidden}, {spec.heads} heads of {spec.head_dim}{shared}"
+    said = f"{spec.architecture}: {spec.layers} layers of {spec.hidden}, "
+    if (latent := spec.latent) is None:
+        said += f"{spec.heads} heads of {spec.head_dim}{shared}"
+    else:
+        said += f"{spec.heads} heads over latents of {latent.rank} + {latent.rotated} numbers a token"
     if spec.experts:
         said += f", {spec.experts.used} of {spec.experts.count} experts"
+        said += " beside a shared one" if spec.experts.shared else ""
+        said += f" after {spec.experts.dense} dense layers" if spec.experts.dense else ""
     if windows := sorted({window for window in spec.windows if window}):
         sliding = sum(window > 0 for window in spec.windows)
         said += f", a window of {windows[0]} in {sliding} of {spec.layers} layers"

@@ -13,15 +13,16 @@ import numpy as np
 
 from octavo.core.models.errors import ModelError
 from octavo.executors.loading.rows import Floats, Int32s, Rows
-from octavo.executors.loading.spec import Spec
+from octavo.executors.loading.spec import Latent, Spec
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """`matrices`: embed, head (absent when tied), positions, and per layer i: i.qkv, i.o, i.down and i.gate_up (two
-    parts) or i.up; with experts i.router, and i.e.gate_up and i.e.down of each expert e.
-    `vectors` are fp32: norm and, per layer, attn_norm, mlp_norm, q_norm, k_norm, post_attn_norm, post_mlp_norm; with
-    `.bias` behind the name those of norms and matrices. `notes` tell of what was left aside."""
+    parts) or i.up; with experts i.router, and i.e.gate_up and i.e.down of each expert e, i.shared.gate_up and
+    i.shared.down. With latents, in place of i.qkv: i.q or i.q_a and i.q_b, i.kv_a, and i.h.uk and i.h.uv of each head.
+    `vectors` are fp32: norm and, per layer, attn_norm, mlp_norm, q_norm, k_norm, post_attn_norm, post_mlp_norm,
+    q_a_norm, kv_norm; with `.bias` behind the name those of norms and matrices. `notes` tell of what was left aside."""
 
     spec: Spec
     matrices: dict[str, list[Rows]]
@@ -63,9 +64,12 @@ def _matrices(spec: Spec, *, own_head: bool) -> Iterator[tuple[str, int, int]]:
     if spec.learned_positions:
         yield "positions", spec.context, spec.hidden
     for i in range(spec.layers):
-        yield f"{i}.qkv", (spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.hidden
-        yield f"{i}.o", spec.hidden, spec.heads * spec.head_dim
-        if spec.experts is None:
+        if spec.latent is None:
+            yield f"{i}.qkv", (spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.hidden
+            yield f"{i}.o", spec.hidden, spec.heads * spec.head_dim
+        else:
+            yield from _of_latents(i, spec, spec.latent)
+        if spec.experts is None or not spec.is_mixture(i):
             up = (f"{i}.gate_up", 2 * spec.inner) if spec.gated else (f"{i}.up", spec.inner)
             yield *up, spec.hidden
             yield f"{i}.down", spec.hidden, spec.inner
@@ -74,6 +78,23 @@ def _matrices(spec: Spec, *, own_head: bool) -> Iterator[tuple[str, int, int]]:
             for e in range(spec.experts.count):
                 yield f"{i}.{e}.gate_up", 2 * spec.experts.inner, spec.hidden
                 yield f"{i}.{e}.down", spec.hidden, spec.experts.inner
+            if shared := spec.experts.shared:
+                yield f"{i}.shared.gate_up", 2 * shared, spec.hidden
+                yield f"{i}.shared.down", spec.hidden, shared
+
+
+def _of_latents(i: int, spec: Spec, latent: Latent) -> Iterator[tuple[str, int, int]]:
+    queries = spec.heads * (latent.kept + latent.rotated)
+    if latent.query_rank:
+        yield f"{i}.q_a", latent.query_rank, spec.hidden
+        yield f"{i}.q_b", queries, latent.query_rank
+    else:
+        yield f"{i}.q", queries, spec.hidden
+    yield f"{i}.kv_a", latent.rank + latent.rotated, spec.hidden
+    for h in range(spec.heads):
+        yield f"{i}.{h}.uk", latent.rank, latent.kept
+        yield f"{i}.{h}.uv", latent.values, latent.rank
+    yield f"{i}.o", spec.hidden, spec.heads * latent.values
 
 
 def _norms(spec: Spec) -> Iterator[tuple[str, int]]:
@@ -83,6 +104,10 @@ def _norms(spec: Spec) -> Iterator[tuple[str, int]]:
             yield f"{i}.{name}", spec.hidden
         if spec.head_norms:
             yield from ((f"{i}.q_norm", spec.head_dim), (f"{i}.k_norm", spec.head_dim))
+        if spec.latent:
+            yield f"{i}.kv_norm", spec.latent.rank
+            if spec.latent.query_rank:
+                yield f"{i}.q_a_norm", spec.latent.query_rank
 
 
 class Source(Protocol):

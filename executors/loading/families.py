@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 
 from octavo.core.models.errors import ModelError
 from octavo.executors.loading.checkpoint import Names, split_parts
+from octavo.executors.loading.latent import pairs_last
 from octavo.executors.loading.rope import Rope, yarn_scale
-from octavo.executors.loading.spec import Experts, Spec
+from octavo.executors.loading.spec import Experts, Latent, Spec
 
 Config: TypeAlias = Mapping[str, Any]
 
@@ -206,6 +207,72 @@ def _qwen3_moe(config: Config) -> dict[str, Any]:
     return _qwen3(config) | {"experts": experts}
 
 
+def _deepseek_v2(config: Config) -> dict[str, Any]:
+    """Its attention keeps latents; what scales its scores beyond the heads' size comes with yarn (`mscale_all_dim`)."""
+    for key, known in (("scoring_func", ("softmax",)), ("moe_layer_freq", (1,)), ("norm_topk_prob", (False,)),
+                       ("topk_method", ("greedy", "group_limited_greedy"))):  # fmt: skip
+        if (said := config.get(key)) is not None and said not in known:
+            raise ModelError(f"the model's {key} is {said!r}; known is {' or '.join(map(repr, known))}")
+    latent = Latent(
+        int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"]), int(config["qk_nope_head_dim"]),
+        int(config["v_head_dim"]), int(config.get("q_lora_rank") or 0),
+    )  # fmt: skip
+    if odd := [n for n in (latent.rank, latent.rotated, latent.values) if n % 16]:
+        raise ModelError(f"latents, rotated keys and values of {odd[0]} numbers are not whole vectors of 16")
+    given, scale = config.get("rope_parameters") or config.get("rope_scaling") or {}, 1.0
+    if (given.get("rope_type") or given.get("type") or "default") != "default" and given.get("mscale_all_dim"):
+        scale = yarn_scale(float(given["factor"]), float(given["mscale_all_dim"]))
+    experts = None
+    if config.get("n_routed_experts"):
+        inner, grouped = int(config["moe_intermediate_size"]), config.get("topk_method") == "group_limited_greedy"
+        experts = Experts(
+            int(config["n_routed_experts"]), int(config["num_experts_per_tok"]), inner, normed=False,
+            scale=float(config.get("routed_scaling_factor") or 1.0),
+            groups=int(config["n_group"]) if grouped else 0, groups_used=int(config["topk_group"]) if grouped else 0,
+            dense=int(config.get("first_k_dense_replace") or 0),
+            shared=inner * int(config.get("n_shared_experts") or 0),
+        )  # fmt: skip
+    return {
+        "latent": latent,
+        "experts": experts,
+        "kv_heads": 1,
+        "head_dim": latent.rank + latent.rotated,
+        "rotated": latent.rotated,
+        "score_scale": (latent.kept + latent.rotated) ** -0.5 * scale * scale,
+    }
+
+
+def _deepseek_v2_names(spec: Spec) -> Names:
+    assert spec.latent is not None
+    rotated = spec.latent.rotated
+    turned = partial(pairs_last, heads=spec.heads, rotated=rotated)
+    attention = {
+        "q": "q_proj", "q_a": "q_a_proj", "q_b": "q_b_proj", "kv_a": "kv_a_proj_with_mqa", "kv_b": "kv_b_proj",
+        "o": "o_proj",
+    }  # fmt: skip
+    shared = {
+        "shared.gate_up": (("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),),
+        "shared.down": (("mlp.shared_experts.down_proj",),),
+    }
+    mlp = {name: LLAMA.parts[name] for name in ("gate_up", "down")}
+    experts = {name: way for name, way in _QWEN3_MOE.parts.items() if name not in _ATTENTION}
+    return replace(
+        LLAMA,
+        parts={ours: ((f"self_attn.{theirs}",),) for ours, theirs in attention.items()} | mlp | experts | shared,
+        norms={
+            "attn_norm": "input_layernorm",
+            "mlp_norm": "post_attention_layernorm",
+            "q_a_norm": "self_attn.q_a_layernorm",
+            "kv_norm": "self_attn.kv_a_layernorm",
+        },
+        order={
+            "q_proj": turned,
+            "q_b_proj": turned,
+            "kv_a_proj_with_mqa": partial(pairs_last, heads=1, rotated=rotated),
+        },
+    )
+
+
 _Facts: TypeAlias = Callable[[Config], dict[str, Any]]
 _FAMILIES: dict[str, tuple[_Facts, Names | Callable[[Spec], Names]]] = {
     "llama": (_llama, LLAMA),
@@ -221,6 +288,7 @@ _FAMILIES: dict[str, tuple[_Facts, Names | Callable[[Spec], Names]]] = {
     "gpt2": (_gpt2_facts, _GPT2),
     "mixtral": (_mixtral, _MIXTRAL),
     "qwen3_moe": (_qwen3_moe, _QWEN3_MOE),
+    "deepseek_v2": (_deepseek_v2, _deepseek_v2_names),
 }
 _GPT2_KEYS = {
     "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
@@ -263,11 +331,11 @@ def spec_of(config: Config, folder: Path) -> Spec:
             hidden=hidden,
             layers=int(config["num_hidden_layers"]),
             heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=head_dim,
+            kv_heads=facts.pop("kv_heads", int(config.get("num_key_value_heads") or heads)),
+            head_dim=facts.pop("head_dim", head_dim),
             inner=int(config["intermediate_size"]),
             context=context,
-            rope=rope,
+            rope=replace(rope, dims=facts.pop("rotated", rope.dims)),
             **facts,
         )
     except KeyError as error:

@@ -15,6 +15,7 @@ from octavo.executors.loading import tensorfile
 from octavo.executors.loading.checkpoint import Checkpoint, gather
 from octavo.executors.loading.families import TRANSPOSED, names_of, spec_of
 from octavo.executors.loading.fingerprint import fingerprint
+from octavo.executors.loading.latent import absorb
 from octavo.executors.loading.packed import Packing, packing_of
 from octavo.executors.loading.rows import Bytes, Floats, Rows
 from octavo.executors.loading.tensorfile import Tensor
@@ -43,6 +44,8 @@ def from_folder(folder: Path) -> Checkpoint:
     if config.get("tie_word_embeddings", spec.architecture in _TIED):
         source.hide("lm_head.weight", "embed_out.weight")
     matrices, vectors = gather(spec, names_of(spec), source)
+    if spec.latent:
+        absorb(matrices, spec.layers, spec.heads, spec.latent)
     notes = []
     if unused := sorted(name for name in tensors.keys() - source.used if not _IGNORED.search(name)):
         if inside := [name for name in unused if _BLOCK.search(name)]:

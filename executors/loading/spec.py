@@ -24,12 +24,32 @@ i.attn_norm, i.mlp_norm. Heads are in Hugging Face's rotate-half order."""
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A layer's MLP is `count` small ones of width `inner`; a token goes through the `used` best. Their weights are
-    the router's softmax over all, made to sum to 1 again if `normed`."""
+    the router's softmax over all, made to sum to 1 again if `normed`, times `scale`. With `groups` only experts of the
+    `groups_used` best are looked at. The first `dense` layers have an ordinary MLP. Beside them every token goes
+    through one of width `shared`, if that is not 0."""
 
     count: int
     used: int
     inner: int
     normed: bool
+    scale: float = 1.0
+    groups: int = 0
+    groups_used: int = 0
+    dense: int = 0
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Attention over one vector a token, for all heads: `rank` numbers that keys and values are made of, and a key of
+    `rotated` numbers. A head's query has `kept` numbers that do not rotate before those that do, and mixes `values`
+    numbers. Queries go through `query_rank` numbers first, if that is not 0."""
+
+    rank: int
+    rotated: int
+    kept: int
+    values: int
+    query_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +92,8 @@ class Spec:
     logit_cap: float = 0.0
     """x becomes cap · tanh(x / cap); 0 leaves it."""
     experts: Experts | None = None
+    latent: Latent | None = None
+    """With it there is one key head, of `rank + rotated` numbers."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden", "layers", "heads", "kv_heads", "head_dim", "inner", "context"):
@@ -89,6 +111,15 @@ class Spec:
                 raise ModelError(f"{len(rope.factors)} rope factors for {rotated // 2} frequencies")
         if self.experts and not 1 <= self.experts.used <= self.experts.count:
             raise ModelError(f"a token cannot go through {self.experts.used} of {self.experts.count} experts")
+        if (experts := self.experts) and experts.groups:
+            if experts.count % experts.groups or not 1 <= experts.groups_used <= experts.groups <= 64:
+                raise ModelError(
+                    f"{experts.groups_used} of {experts.groups} groups of {experts.count} experts cannot be"
+                )
+            if experts.used > experts.groups_used * (experts.count // experts.groups):
+                raise ModelError(f"{experts.groups_used} groups of experts do not have {experts.used}")
+        if (latent := self.latent) and (self.kv_heads, self.head_dim) != (1, latent.rank + latent.rotated):
+            raise ModelError(f"latents of {latent.rank} + {latent.rotated} numbers, but a key head of {self.head_dim}")
         for name in ("rotations", "windows"):
             if (given := len(getattr(self, name))) not in (0, self.layers):
                 raise ModelError(f"{name} are given for {given} of {self.layers} layers")
@@ -96,6 +127,9 @@ class Spec:
     @property
     def ropes(self) -> tuple[Rope, ...]:
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def is_mixture(self, layer: int) -> bool:
+        return self.experts is not None and layer >= self.experts.dense
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
@@ -108,6 +142,7 @@ class Spec:
         if any(0 < window < self.context for window in self.windows):
             return "sliding-window attention"
         for there, what in (
+            (self.latent, "latent attention (MLA)"),
             (self.experts, "a mixture of experts"),
             (self.layer_norm, "layer norms"),
             (self.learned_positions, "learned positions"),

@@ -6,7 +6,7 @@ bounds; logits that are drawn from come on top while a step lasts: four bytes fo
 
 from __future__ import annotations
 
-from octavo.executors.native.program import Weights, up
+from octavo.executors.native.program import SIDE, Weights, widths
 
 
 def weights_bytes(weights: Weights) -> int:
@@ -16,8 +16,6 @@ def weights_bytes(weights: Weights) -> int:
 def workspace_bytes(weights: Weights, tokens: int) -> int:
     """Rows between operations, and the widest of them as products want it: in fp32, or in int8 with four numbers for
     each 32. Both where a model has products of both kinds."""
-    spec = weights.spec
-    qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    between = sum(map(up, (spec.hidden, qkv, spec.heads * spec.head_dim, spec.inner)))
-    widest = max(qkv, spec.inner, *(matrix.cols for matrix in weights.matrices.values()))
+    between = sum(widths(weights.spec)[: SIDE + 1])
+    widest = max(*widths(weights.spec), *(matrix.cols for matrix in weights.matrices.values()))
     return int(tokens * (4 * between + 5.5 * widest))

@@ -48,6 +48,7 @@ class OpKind(IntEnum):
     RISE = 6
     FALL = 7
     BLEND = 8
+    HEADS = 9
 
 
 class Mode(IntEnum):
@@ -86,7 +87,21 @@ class CMatrix(c.Structure):
 class COp(c.Structure):
     _fields_ = (
         *((name, c.c_int32) for name in ("kind", "mode", "act", "norm_kind", "source", "target", "column", "layer")),
-        *((name, c.c_int32) for name in ("heads", "angles", "width", "experts", "used", "window")),
+        *(
+            (name, c.c_int32)
+            for name in (
+                "heads",
+                "angles",
+                "width",
+                "experts",
+                "used",
+                "groups",
+                "groups_used",
+                "queries",
+                "keys",
+                "window",
+            )
+        ),
         *((name, c.c_float) for name in ("eps", "scale", "cap")),
         ("matrix", c.POINTER(CMatrix)),
         *((name, c.c_void_p) for name in ("norm", "norm_bias", "bias", "q_norm", "k_norm", "order")),
@@ -111,6 +126,7 @@ class CShape(c.Structure):
             "exact",
             "threads",
             "isa",
+            "latent",
         )
     )
 

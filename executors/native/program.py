@@ -3,7 +3,8 @@
     embed → ( norm·qkv → attend → o·add → norm·gate_up·gated → down·add ) per layer → norm·head
 
 is Llama; what a `Spec` says beyond that changes an operation's fields or adds one. Row buffers: x, qkv, mixed heads,
-inner; what a sublayer gives where it is normed before it is added; the experts' logits, and what they compute. Their
+inner; what a sublayer gives where it is normed before it is added; the experts' logits, and what they compute; with
+latents the queries of low rank, the queries, the new latents and keys, and what heads mix of latents. Their
 widths are whole vectors of 16; what is beyond a row's real width is zero and stays so.
 """
 
@@ -23,7 +24,7 @@ from octavo.core.models.errors import ModelError
 from octavo.executors.loading.checkpoint import Checkpoint
 from octavo.executors.loading.rope import angles
 from octavo.executors.loading.rows import Rows
-from octavo.executors.loading.spec import Experts, Spec
+from octavo.executors.loading.spec import Experts, Latent, Spec
 from octavo.executors.native.library import (
     Act,
     CAngles,
@@ -51,7 +52,7 @@ from octavo.executors.native.matrix import (
     storage,
 )
 
-X, QKV, MIXED, INNER, SIDE, ROUTER, SLOT_INNER, SLOT = range(8)
+X, QKV, MIXED, INNER, SIDE, ROUTER, SLOT_INNER, SLOT, LOW, QUERIES, KEYS, LATENTS = range(12)
 
 
 def up(n: int) -> int:
@@ -68,9 +69,28 @@ class Pool:
     kind: Kind
 
 
+def widths(spec: Spec) -> list[int]:
+    """Of the row buffers, in whole vectors."""
+    qkv, mixed = (spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.heads * spec.head_dim
+    low = queries = keys = latents = 0
+    if latent := spec.latent:
+        qkv = latents = spec.heads * latent.rank
+        mixed = spec.heads * latent.values
+        low, queries, keys = latent.query_rank, spec.heads * (latent.kept + latent.rotated), spec.head_dim
+    side = spec.hidden if spec.post_norms else 0
+    experts = spec.experts
+    inner = max(spec.inner, experts.shared if experts else 0)
+    of_experts = (experts.count, experts.inner, spec.hidden) if experts else (0, 0, 0)
+    return [up(n) for n in (spec.hidden, qkv, mixed, inner, side, *of_experts, low, queries, keys, latents)]
+
+
 def kv_bytes(spec: Spec, kind: Kind) -> int:
-    """Bytes of KV a token takes."""
+    """Bytes of KV a token takes. Raises `ModelError` for a kind that this model's KV cannot be kept in."""
     d = spec.head_dim
+    if spec.latent:
+        if kind is Kind.I8:
+            raise ModelError('latent attention has no 8-bit KV; set executor.kv = "bf16", or leave it out')
+        return spec.layers * up(d) * (2 if kind is Kind.BF16 else 4)
     if kind is Kind.I8:  # and a scale for each 32 numbers
         head = -(-d // 4) * 4 + up(d) + 2 * 4 * -(-d // 32)
     else:
@@ -201,16 +221,11 @@ class Native:
         self._library = library
         self._shape = CShape(
             spec.layers, spec.kv_heads, spec.head_dim, pool.blocks, pool.block_size, pool.kind, weights.context,
-            weights.exact, threads, self.isa,
+            weights.exact, threads, self.isa, spec.latent.rank if spec.latent else 0,
         )  # fmt: skip
         ops, self._begins = program(weights)
         self._ops = (COp * len(ops))(*ops)
-        qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-        side = spec.hidden if spec.post_norms else 0
-        widths = [spec.hidden, qkv, spec.heads * spec.head_dim, spec.inner, side]
-        if experts := spec.experts:
-            widths += [experts.count, experts.inner, spec.hidden]
-        self._widths = int32s([up(n) for n in widths])
+        self._widths = int32s(widths(spec))
         tables = weights.angles
         self._angles = (CAngles * len(tables))(*(CAngles(table.shape[2], table.ctypes.data) for table in tables))
         self._model: int | None = library.oct_model_new(
@@ -280,23 +295,56 @@ class _Program:
 
     def _layer(self, i: int) -> None:
         spec = self._spec
-        self._stacked(X, QKV, f"{i}.qkv", f"{i}.attn_norm")
-        attend = self._op(OpKind.ATTEND, QKV, MIXED)
-        attend.layer, attend.angles, attend.window = i, spec.rotation(i), spec.window(i)
-        attend.scale, attend.cap = spec.score_scale or spec.head_dim**-0.5, spec.score_cap
-        if spec.head_norms:
-            attend.q_norm, attend.k_norm = self._vector(f"{i}.q_norm"), self._vector(f"{i}.k_norm")
+        if spec.latent:
+            self._latent(i, spec.latent)
+        else:
+            self._stacked(X, QKV, f"{i}.qkv", f"{i}.attn_norm")
+            attend = self._attend(i, MIXED)
+            if spec.head_norms:
+                attend.q_norm, attend.k_norm = self._vector(f"{i}.q_norm"), self._vector(f"{i}.k_norm")
         if spec.parallel:
             self._rise(i)
             self._linear(MIXED, X, f"{i}.o", mode=Mode.ADD)
             self._linear(INNER, X, f"{i}.down", mode=Mode.ADD)
             return
         self._give(MIXED, f"{i}.o", f"{i}.post_attn_norm")
-        if spec.experts is not None:
+        if spec.experts is not None and spec.is_mixture(i):
             self._mixture(i, spec.experts)
             return
         self._rise(i)
         self._give(INNER, f"{i}.down", f"{i}.post_mlp_norm")
+
+    def _attend(self, i: int, target: int) -> COp:
+        spec, attend = self._spec, self._op(OpKind.ATTEND, QKV, target)
+        attend.layer, attend.angles, attend.window = i, spec.rotation(i), spec.window(i)
+        attend.scale, attend.cap = spec.score_scale or spec.head_dim**-0.5, spec.score_cap
+        return attend
+
+    def _latent(self, i: int, latent: Latent) -> None:
+        """Queries into the space of latents, attention there, and what is mixed out of it, head by head."""
+        if latent.query_rank:
+            self._linear(X, LOW, f"{i}.q_a", f"{i}.attn_norm")
+            self._linear(LOW, QUERIES, f"{i}.q_b", f"{i}.q_a_norm")
+        else:
+            self._linear(X, QUERIES, f"{i}.q", f"{i}.attn_norm")
+        self._linear(X, KEYS, f"{i}.kv_a", f"{i}.attn_norm")
+        width = latent.kept + latent.rotated
+        heads = range(self._spec.heads)
+        self._side_by_side(OpKind.HEADS, QUERIES, QKV, [f"{i}.{h}.uk" for h in heads]).width = width
+        attend = self._attend(i, LATENTS)
+        attend.queries, attend.keys, attend.width = QUERIES, KEYS, width
+        attend.k_norm = self._vector(f"{i}.kv_norm")
+        self._side_by_side(OpKind.HEADS, LATENTS, MIXED, [f"{i}.{h}.uv" for h in heads]).width = latent.rank
+
+    def _side_by_side(self, kind: OpKind, source: int, target: int, names: list[str]) -> COp:
+        """An operation of several matrices."""
+        row = [self._weights.matrices[name] for name in names]
+        if len({(matrix.kind, matrix.block_bytes) for matrix in row}) > 1:
+            raise ModelError(f"{names[0]} to {names[-1]} are not packed alike")
+        self._rows.append((CMatrix * len(row))(*row))
+        op = self._op(kind, source, target)
+        op.matrix = ctypes.cast(self._rows[-1], ctypes.POINTER(CMatrix))
+        return op
 
     def _rise(self, i: int) -> None:
         name, mode = (f"{i}.gate_up", Mode.GATED) if self._spec.gated else (f"{i}.up", Mode.ACT)
@@ -305,18 +353,18 @@ class _Program:
     def _mixture(self, i: int, experts: Experts) -> None:
         self._linear(X, ROUTER, f"{i}.router", f"{i}.mlp_norm")
         route = self._op(OpKind.ROUTE, ROUTER, ROUTER)
-        route.experts, route.used = experts.count, experts.used
+        route.experts, route.used, route.scale = experts.count, experts.used, experts.scale
+        route.groups, route.groups_used = experts.groups, experts.groups_used
         route.mode = Mode.ADD if experts.normed else Mode.STORE
-        rise = self._op(OpKind.RISE, X, SLOT_INNER)
+        each = range(experts.count)
+        rise = self._side_by_side(OpKind.RISE, X, SLOT_INNER, [f"{i}.{e}.gate_up" for e in each])
         rise.mode, rise.norm = Mode.GATED, self._vector(f"{i}.mlp_norm")
-        fall = self._op(OpKind.FALL, SLOT_INNER, SLOT)
-        for op, name in ((rise, "gate_up"), (fall, "down")):
-            row = [self._weights.matrices[f"{i}.{e}.{name}"] for e in range(experts.count)]
-            if len({(matrix.kind, matrix.block_bytes) for matrix in row}) > 1:
-                raise ModelError(f"the experts of layer {i} are not packed alike")
-            self._rows.append((CMatrix * len(row))(*row))
-            op.matrix = ctypes.cast(self._rows[-1], ctypes.POINTER(CMatrix))
+        self._side_by_side(OpKind.FALL, SLOT_INNER, SLOT, [f"{i}.{e}.down" for e in each])
+        if experts.shared:
+            self._linear(X, INNER, f"{i}.shared.gate_up", f"{i}.mlp_norm", mode=Mode.GATED)
         self._op(OpKind.BLEND, SLOT, X)
+        if experts.shared:
+            self._linear(INNER, X, f"{i}.shared.down", mode=Mode.ADD)
 
     def _give(self, source: int, name: str, norm: str) -> None:
         """A sublayer's last product, added to x."""

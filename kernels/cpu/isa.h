@@ -56,6 +56,7 @@ struct Attention {
     float cap;
     float* scores;  // scratch, [MOST_SEEING][SEGMENT]
     uint8_t* tile;  // scratch, one tile of keys and its scales
+    int latent;     // see latent.h
 };
 
 struct Isa {
@@ -77,6 +78,10 @@ struct Isa {
     // One token's key (rotated) and value of one head into its block.
     void (*remember)(const float* key, const float* value, const HeadLayout&, int at, uint8_t* head);
     bool (*finite)(const float* x, int n);
+    // The same over latents: q [rows][padded_dim], and a token's cell into its block.
+    void (*attend_latent)(const Attention&, const float* q, int rows, const int* first, const int* seen, int segment,
+                          float* part);
+    void (*remember_latent)(const float* cell, const HeadLayout&, int at, uint8_t* block);
     int32_t (*sample)(const OctDraw&, int32_t vocabulary);
     void (*likely)(OctLikely&, int32_t vocabulary);
 };

@@ -1,9 +1,9 @@
 #include "vec_plain.h"
-#include "attention.h"
+#include "latent.h"
 #include "product.h"
 #include "sample.h"
 
 const octavo::Isa octavo::isa_plain {
     norm, add_rows, spread, quantise, embed, product, attend, merge, finish, rotate, remember, finite,
-    sample, likely,
+    attend_latent, remember_latent, sample, likely,
 };

@@ -48,15 +48,20 @@ struct OctMatrix {
 enum OctOpKind : int32_t {
     OCT_EMBED = 0,       // out = scale · row `id` of matrix; OCT_ADD: out += its row `position`
     OCT_LINEAR = 1,      // out (mode) matrix · norm(in) + bias; norm and bias may be absent
-    OCT_ATTEND = 2,      // norm heads, rotate, write KV, attend: in holds q, k, v side by side, out the mixed heads
+    OCT_ATTEND = 2,      // norm heads, rotate, write KV, attend: in holds q, k, v side by side, out the mixed heads.
+                         // Over latents: in holds the absorbed queries, `queries` has what of them rotates at the end
+                         // of each `width`, `keys` the latent (normed by k_norm) and the key that rotates
     OCT_HEAD = 3,        // logits of the rows that sample: matrix · norm(in) + bias
     OCT_ADD_NORMED = 4,  // out += norm(in)
     // A mixture of experts. A token of which `used` experts are the best has as many slots: rows of the buffers that
     // RISE and FALL write. Matrices are `experts` in a row, all of one shape.
-    OCT_ROUTE = 5,  // in: a logit for each expert; their softmax weighs those used (OCT_ADD: made to sum to 1)
+    OCT_ROUTE = 5,  // in: a logit for each expert; their softmax weighs those used (OCT_ADD: made to sum to 1), times scale
     OCT_RISE = 6,   // out, by slot: its expert's matrix (mode) · norm(in of its token)
     OCT_FALL = 7,   // out, by slot: its expert's matrix · in of the slot
     OCT_BLEND = 8,  // out += the slots of a token, by their weights
+    // Each of `heads` matrices in a row, all of one shape, on its own part of a row: head h reads columns from h · width
+    // on and writes its results from h · (whole vectors of its rows) on.
+    OCT_HEADS = 9,
 };
 // ACT: the activation of the product. GATED: blocks of gate and up rows alternate; act(gate) · up.
 enum OctMode : int32_t { OCT_STORE = 0, OCT_ADD = 1, OCT_GATED = 2, OCT_ACT = 3 };
@@ -70,8 +75,10 @@ struct OctOp {
     int32_t layer;    // of the KV pool
     int32_t heads;
     int32_t angles;  // which table rotates; -1: none
-    int32_t width;   // ADD_NORMED: of a row
+    int32_t width;   // ADD_NORMED: of a row; HEADS, and ATTEND over latents: of a head
     int32_t experts, used;
+    int32_t groups, groups_used;  // ROUTE: experts in groups, of which the best ones' are looked at; 0: all are
+    int32_t queries, keys;        // ATTEND over latents: buffers
     int32_t window;  // a token sees so many positions, its own included; 0: all
     float eps, scale;
     float cap;  // of scores or logits x: cap · tanh(x / cap); 0: none
@@ -95,6 +102,7 @@ struct OctShape {
     int32_t context;
     int32_t exact;               // 1: fp32 activations; 0: int8 activations where the weights are quantised
     int32_t threads, isa;
+    int32_t latent;  // above 0: one cell of head_dim for all heads, its first `latent` dimensions are keys and values
 };
 
 struct OctStep {

@@ -60,11 +60,10 @@ private:
 struct Prepared {
     Region x, q, scale, scaled_sum, sum, low;
     Prepared() = default;
-    Prepared(size_t rows, int columns) : Prepared((rows + LANES - 1) / LANES * LANES * size_t(columns)) {}
-
-private:
+    Prepared(size_t rows, int columns) : Prepared(cells(rows, columns)) {}
     explicit Prepared(size_t n)
         : x(n * 4), q(n), scale(n / GROUP * 4), scaled_sum(n / GROUP * 4), sum(n / GROUP * 4), low(n / GROUP * 4) {}
+    static size_t cells(size_t rows, int columns) { return (rows + LANES - 1) / LANES * LANES * size_t(columns); }
 };
 
 Activations view(const Prepared& p) {
@@ -82,10 +81,15 @@ void place(const Isa& isa, const float* x, int cols, size_t at, bool int8, const
 }
 
 int up(int n) { return (n + LANES - 1) / LANES * LANES; }
+int grouped(int n) { return (n + GROUP - 1) / GROUP * GROUP; }
 
 // Per position a head takes (padded_dim + head_dim) cells, as bytes head_dim up to fours and two scales a group.
 HeadLayout layout_of(const OctShape& s) {
     HeadLayout l{s.kv_kind, s.head_dim, up(s.head_dim), s.block_size, 0, 0, 0, 0};
+    if (s.latent) {
+        l.bytes = size_t(s.block_size) * size_t(l.padded_dim) * (s.kv_kind == OCT_BF16 ? 2 : 4);
+        return l;
+    }
     const size_t size = size_t(s.block_size), dims = size_t(s.head_dim), groups = (dims + GROUP - 1) / GROUP;
     const bool bytes = s.kv_kind == OCT_I8;
     const size_t cell = bytes ? 1 : s.kv_kind == OCT_BF16 ? 2 : 4;
@@ -147,9 +151,9 @@ struct OctModel final : Job {
             one.row = Region(size_t(widest) * 4);
             one.moved = Region(size_t(widest) * 4);
             one.scores = Region(size_t(SEGMENT) * MOST_SEEING * 4);
-            one.queries = Region(size_t(MOST_SEEING) * dims * 4);
+            one.queries = Region(size_t(MOST_SEEING) * padded * 4);
             one.head = Region(padded * 4);
-            one.key = Region(dims * 4);
+            one.key = Region(padded * 4);
             one.tile = Region((dims + (dims + GROUP - 1) / GROUP) * LANES * 4);
             one.parts = Region(2 * size_t(MOST_SEEING) * (padded + LANES) * 4);
         }
@@ -164,7 +168,13 @@ struct OctModel final : Job {
         for (const OctOp& op : ops)
             if (op.kind == OCT_RISE || op.kind == OCT_FALL) counts[size_t(op.out)] = slots;
         for (size_t i = 0; i < widths.size(); i++) rows[i] = Region(counts[i] * size_t(widths[i]) * 4);
-        shared = Prepared(slots > size_t(capacity) ? slots : size_t(capacity), widest);
+        size_t cells = Prepared::cells(slots > size_t(capacity) ? slots : size_t(capacity), widest);
+        for (const OctOp& op : ops)
+            if (op.kind == OCT_HEADS) {
+                const size_t needed = Prepared::cells(size_t(op.heads) * size_t(up(capacity)), grouped(op.matrix->cols));
+                cells = needed > cells ? needed : cells;
+            }
+        shared = Prepared(cells);
         choices.resize(size_t(capacity) * size_t(used));
         checks = Region(size_t(capacity) * size_t(shape.threads) * LANES * 4);
     }
@@ -200,6 +210,9 @@ private:
     void attend(const OctOp& op, const Unit& unit, int thread);
     void see(const OctOp& op, const Unit& unit, int from, int count, int segment, float* part, int thread) const;
     void show(const OctOp& op, int token, int thread) const;
+    void remember_latent(const OctOp& op, int token, int thread) const;
+    void absorbed(const OctOp& op, int token, int head, float* out) const;
+    void part_product(const OctOp& op, const OctMatrix& w, size_t start, int count, float* out, int part, int parts);
     void head(const OctOp& op, int chunk, int total, int thread) const;
     void choose(const OctOp& op, int token);
     void seat();
@@ -336,6 +349,10 @@ void OctModel::plan() {
                 first = alone ? 0 : by_token;
                 second = units.size() < 4 * some ? uint32_t(units.size()) : 4 * some;
                 break;
+            case OCT_HEADS:
+                first = by_token;
+                second = uint32_t(ops[i].heads) * (ops[i].heads < 2 * shape.threads ? product_chunks(ops[i]) : 1);
+                break;
             case OCT_ROUTE: first = by_token, second = 1; break;
             case OCT_BLEND: second = by_token; break;
             case OCT_RISE: case OCT_FALL:
@@ -410,6 +427,17 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
                 for (int i = from; i < to; i++)
                     for (int h = 0; h < shape.kv_heads; h++) remember(op, i, h, thread);
             }
+            break;
+        case OCT_HEADS:
+            if (second) {
+                const int each = total / op.heads, head = chunk / each;
+                return part_product(op, op.matrix[head], size_t(head) * size_t(up(now->tokens)), now->tokens,
+                                    row(op.out, 0) + head * up(op.matrix->rows), chunk % each, each);
+            }
+            range(now->tokens, from, to);
+            for (int i = from; i < to; i++)
+                for (int h = 0; h < op.heads; h++)
+                    place(isa, row(op.in, i) + h * op.width, op.matrix->cols, size_t(h * up(now->tokens) + i), int8(op), shared);
             break;
         case OCT_ROUTE:
             if (second) return seat();
@@ -505,7 +533,34 @@ void OctModel::turn(const OctOp& op, const float* x, const float* norm, int posi
     isa.rotate(x, cosines, cosines + size_t(shape.context) * size_t(table.half), table.half, d, scale, out);
 }
 
+// A token's cell: its latent, normed, then the key that rotates.
+void OctModel::remember_latent(const OctOp& op, int token, int thread) const {
+    const int position = now->positions[token], rotated = shape.head_dim - shape.latent;
+    const float* given = row(op.keys, token);
+    float* cell = scratch[size_t(thread)].key.as<float>();
+    isa.norm(OCT_RMS, given, op.k_norm, nullptr, shape.latent, shape.latent, op.eps, cell);
+    const OctAngles& table = angles[size_t(op.angles)];
+    const float* cosines = table.data + size_t(position) * size_t(table.half);
+    isa.rotate(given + shape.latent, cosines, cosines + size_t(shape.context) * size_t(table.half), table.half, rotated, 1.f,
+               cell + shape.latent);
+    const int block = now->tables[now->table_start[now->sequences[token]] + position / shape.block_size];
+    isa.remember_latent(cell, head_layout, position % shape.block_size,
+                        pool.as<uint8_t>() + size_t(op.layer) * layer_bytes + size_t(block) * block_bytes);
+}
+
+// A head's query in the space of the cells, scaled.
+void OctModel::absorbed(const OctOp& op, int token, int head, float* out) const {
+    const int position = now->positions[token], rotated = shape.head_dim - shape.latent;
+    const float* x = row(op.in, token) + head * shape.latent;
+    for (int i = 0; i < shape.latent; i++) out[i] = x[i] * op.scale;
+    const OctAngles& table = angles[size_t(op.angles)];
+    const float* cosines = table.data + size_t(position) * size_t(table.half);
+    isa.rotate(row(op.queries, token) + (head + 1) * op.width - rotated, cosines,
+               cosines + size_t(shape.context) * size_t(table.half), table.half, rotated, op.scale, out + shape.latent);
+}
+
 void OctModel::remember(const OctOp& op, int token, int head, int thread) const {
+    if (shape.latent) return remember_latent(op, token, thread);
     const int d = shape.head_dim, position = now->positions[token];
     const float* key = row(op.in, token) + (op.heads + head) * d;
     float* turned = scratch[size_t(thread)].key.as<float>();
@@ -523,10 +578,11 @@ void OctModel::attend(const OctOp& op, const Unit& unit, int thread) {
     const int low = (sees_from > 0 ? sees_from : 0) / SEGMENT;
     const int high = now->positions[tile.first + tile.count - 1] / SEGMENT;
     if (alone && (unit.segment < 0 || unit.segment == high)) remember(op, tile.first, unit.head, thread);
+    const int dims = shape.latent ? shape.latent : shape.head_dim;
     const auto done = [&](const float* part, int from, int n) {
         for (int r = 0; r < n; r++)
-            isa.finish(part + r * stride, shape.head_dim, padded,
-                       row(op.out, tile.first + (from + r) / group) + (unit.head * group + (from + r) % group) * shape.head_dim);
+            isa.finish(part + r * stride, dims, padded,
+                       row(op.out, tile.first + (from + r) / group) + (unit.head * group + (from + r) % group) * dims);
     };
     if (unit.segment < 0) {
         float *sum = scratch[size_t(thread)].parts.as<float>(), *part = sum + MOST_SEEING * stride;
@@ -567,16 +623,20 @@ void OctModel::see(const OctOp& op, const Unit& unit, int from, int count, int s
     a.cap = op.cap;
     a.scores = own.scores.as<float>();
     a.tile = own.tile.as<uint8_t>();
+    a.latent = shape.latent;
     float* queries = own.queries.as<float>();
     int first[MOST_SEEING], seen[MOST_SEEING];
     for (int r = 0; r < count; r++) {
         const int token = tile.first + (from + r) / group, position = now->positions[token];
-        turn(op, row(op.in, token) + (unit.head * group + (from + r) % group) * d, op.q_norm, position, op.scale,
-             queries + r * d, thread);
+        if (shape.latent)
+            absorbed(op, token, (from + r) % group, queries + r * d);
+        else
+            turn(op, row(op.in, token) + (unit.head * group + (from + r) % group) * d, op.q_norm, position, op.scale,
+                 queries + r * d, thread);
         first[r] = op.window && position >= op.window ? position - op.window + 1 : 0;
         seen[r] = position + 1;
     }
-    isa.attend(a, queries, count, first, seen, segment, part);
+    (shape.latent ? isa.attend_latent : isa.attend)(a, queries, count, first, seen, segment, part);
 }
 
 // The softmax of a token's router, and the best of it; of equals the first.
@@ -586,10 +646,28 @@ void OctModel::choose(const OctOp& op, int token) {
     float top = logits[0], total = 0, kept = 0;
     for (int e = 1; e < experts; e++) top = logits[e] > top ? logits[e] : top;
     for (int e = 0; e < experts; e++) total += std::exp(logits[e] - top);
+    // Of groups the best are those whose best expert is; of equals the first.
+    uint64_t looked_at = ~uint64_t(0);
+    const int size = op.groups ? experts / op.groups : experts;
+    const auto best_of = [&](int g) {
+        float most = logits[g * size];
+        for (int e = g * size; e < (g + 1) * size; e++) most = logits[e] > most ? logits[e] : most;
+        return most;
+    };
+    if (op.groups) {
+        looked_at = 0;
+        for (int n = 0; n < op.groups_used; n++) {
+            int found = -1;
+            for (int g = 0; g < op.groups; g++)
+                if (!(looked_at >> g & 1) && (found < 0 || best_of(g) > best_of(found))) found = g;
+            looked_at |= uint64_t(1) << found;
+        }
+    }
     for (int j = 0; j < used; j++) {
         best[j] = {-1, 0, 0.f};
         for (int e = 0; e < experts; e++) {
             bool taken = best[j].expert >= 0 && !(logits[e] > logits[best[j].expert]);
+            taken = taken || (op.groups && !(looked_at >> (e / size) & 1));
             for (int i = 0; i < j; i++) taken = taken || best[i].expert == e;
             if (!taken) best[j].expert = e;
         }
@@ -598,6 +676,8 @@ void OctModel::choose(const OctOp& op, int token) {
     }
     if (op.mode == OCT_ADD)
         for (int j = 0; j < used; j++) best[j].weight /= kept;
+    if (op.scale != 1.f)
+        for (int j = 0; j < used; j++) best[j].weight *= op.scale;
 }
 
 // Slots in the order of experts, then of tokens.
@@ -614,8 +694,13 @@ void OctModel::seat() {
 void OctModel::expert(const OctOp& op, int chunk, int total) {
     const int parts = total / experts, e = chunk / parts, part = chunk % parts, count = seat_count[size_t(e)];
     if (count == 0) return;
-    const OctMatrix& w = op.matrix[e];
-    const size_t start = size_t(seat_start[size_t(e)]), cols = size_t(w.cols), groups = cols / GROUP;
+    const size_t start = size_t(seat_start[size_t(e)]);
+    part_product(op, op.matrix[e], start, count, row(op.out, int(start)), part, parts);
+}
+
+// One of `parts` of a matrix, on `count` rows that are prepared from row `start` on.
+void OctModel::part_product(const OctOp& op, const OctMatrix& w, size_t start, int count, float* out, int part, int parts) {
+    const size_t cols = size_t(w.cols), groups = cols / GROUP;
     Activations from = view(shared);
     from.x += start * cols;
     from.q += start * cols;
@@ -627,7 +712,7 @@ void OctModel::expert(const OctOp& op, int chunk, int total) {
     Sink sink{};
     sink.mode = op.mode == OCT_GATED ? Sink::GATED : Sink::STORE;
     sink.act = op.act;
-    sink.out = row(op.out, int(start));
+    sink.out = out;
     sink.stride = size_t(widths[size_t(op.out)]);
     isa.product(w, unit * int(int64_t(units) * part / parts), unit * int(int64_t(units) * (part + 1) / parts), from, count,
                 shape.exact, sink);

@@ -56,6 +56,23 @@ _GEMMA3 = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
 }
 
+_DEEPSEEK = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "rope_parameters": _THETA
+    | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.707,
+       "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1},
+}  # fmt: skip
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral, sliding": _mistral(),
     "mistral, full": _mistral(sliding_window=None),
@@ -95,6 +112,12 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3_moe, weights as they are": _like(
         t.Qwen3MoeForCausalLM, t.Qwen3MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=40,
         norm_topk_prob=False, head_dim=16,
+    ),
+    "deepseek_v2": _like(t.DeepseekV2ForCausalLM, t.DeepseekV2Config, **_DEEPSEEK),
+    "deepseek_v2, queries of low rank, groups of experts": _like(
+        t.DeepseekV2ForCausalLM, t.DeepseekV2Config,
+        **(_DEEPSEEK | {"q_lora_rank": 40, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+                        "routed_scaling_factor": 1.7, "first_k_dense_replace": 0, "rope_parameters": _THETA}),
     ),
     "linear rope": _llama(rope_type="linear", factor=4.0),
     "llama3 rope": _llama(
