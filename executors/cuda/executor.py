@@ -76,7 +76,13 @@ class CudaExecutor:
     ) -> Self:
         """On what `kernels` run on; without a `recorder` every step is launched. Raises `ModelError`."""
         files = locate(config.model.path)
-        model = in_fp32(open_checkpoint(files))
+        checkpoint = open_checkpoint(files)
+        if checkpoint.spec.latent:
+            raise ModelError(
+                f"{files.model_id} has latent attention (MLA), which this executor does not; "
+                'run it with executor.kind = "native"'
+            )
+        model = in_fp32(checkpoint)
         spec, size, mode = model.spec, config.kv.block_size, config.executor.mode
         if (wanted := config.kv.tokens // size) < 1:
             raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from octavo.core.config.schema import Config, ModelConfig
+from octavo.core.models.errors import ModelError
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.emulated import again
+from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.loading.files import in_fp32
 from octavo.executors.loading.from_folder import from_folder
@@ -30,7 +34,7 @@ def spans(first: int, last: int, table: list[int]) -> list[Span]:
     return [Span(IDS[first:last], first, table)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("deepseek")])
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
     model = save_family(name, tmp_path, **SIZES)
     with torch.inference_mode():
@@ -69,3 +73,10 @@ def test_in_exact_mode_company_and_chunks_change_no_bit(name: str, tmp_path: Pat
     other = Span(IDS[10:40], 0, [3, 4])
     crowd = computed([spans(0, 17, [7, 5, 6]), [other, *spans(17, 40, [7, 5, 6])]], [52])
     assert torch.equal(alone, crowd)
+
+
+def test_latent_attention_is_refused(tmp_path: Path) -> None:
+    save_family("deepseek_v2", tmp_path)
+    nothing: Any = None
+    with pytest.raises(ModelError, match=r"latent attention \(MLA\).* executor.kind = \"native\""):
+        CudaExecutor.on(nothing, Config(model=ModelConfig(path=str(tmp_path))), torch.float16, nothing)
