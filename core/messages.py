@@ -278,11 +278,14 @@ class TextLogprob(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Tokens of one choice. `cached` is the part of the prompt that came from the prefix tree."""
+    """Tokens of one choice. `cached` is the part of the prompt that came from the prefix tree. Of `drafted` guesses
+    that were verified, `accepted` were right; those of an earlier attempt are not counted."""
 
     prompt: int
     completion: int
     cached: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Stages(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -427,7 +430,9 @@ class Deltas(Message):
     `handle`, `choice`, `attempt`, `index` (output index of the row's first token), `n` and `cached` (prompt tokens
     that came from the prefix tree) have a value per row; `tokens` holds the rows' ids one after another. `logprobs`,
     when any row asked for them, has an entry per token (None where not asked). `ends` are the choices for which
-    nothing more comes. `prompts` come with the first row of a request that asked for them, or before it."""
+    nothing more comes. `prompts` come with the first row of a request that asked for them, or before it. `guesses`
+    [choices whose drafts were verified in this step · 5] are each one's handle, choice, attempt, guesses verified, and
+    guesses right."""
 
     step: int
     handle: Col
@@ -440,6 +445,7 @@ class Deltas(Message):
     ends: list[End]
     logprobs: list[TokenLogprob | None] | None = None
     prompts: list[PromptLogprobs] = []
+    guesses: Col = EMPTY
 
 
 def namespace_name(namespace: bytes) -> str:

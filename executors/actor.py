@@ -78,7 +78,13 @@ class ExecutorActor(Shell):
 
     def stats(self) -> dict[str, int]:
         sizes = dict(zip(SIZE_NAMES, self._sizes, strict=True))
-        return {"steps": self._steps, "tokens": self._tokens, "computed": self._computed, **sizes}
+        return {
+            "steps": self._steps,
+            "tokens": self._tokens,
+            "computed": self._computed,
+            **sizes,
+            **self._executor.stats,
+        }
 
 
 def run(config: Config, run_dir: Path, generation: int) -> None:

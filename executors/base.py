@@ -26,6 +26,11 @@ class Executor(Protocol):
         """Run one step. Steps come in the order they were bound; what an earlier one wrote is there."""
         ...
 
+    @property
+    def stats(self) -> dict[str, int]:
+        """Numbers of its own that grow, for heartbeats."""
+        ...
+
     def forget(self) -> None:
         """The KV-manager's state was lost: nothing is resident any more."""
         ...

@@ -96,6 +96,10 @@ class GhostExecutor:
         )
         return cls(facts, eos_one_in=0)
 
+    @property
+    def stats(self) -> dict[str, int]:
+        return {}
+
     def forget(self) -> None:
         self.residents.clear()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.core.messages import Col, Deltas, End, PromptLogprobs, Stages, TokenLogprob, col
+from octavo.core.messages import EMPTY, Col, Deltas, End, PromptLogprobs, Stages, TokenLogprob, col
 from octavo.core.scheduler.sequence import Request, Sequence
 
 INDEX = 3
@@ -25,6 +25,13 @@ class Rows:
         """An entry per token, from the first row on that has any."""
         self._ends: list[End] = []
         self._prompts: list[PromptLogprobs] = []
+        self._guesses: list[int] = []
+
+    def guessed(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """Guesses of a choice were verified, and so many of them were right; before it ends."""
+        request = sequence.request
+        if not request.orphan:
+            self._guesses += (request.handle, sequence.choice, request.attempt, drafted, accepted)
 
     def add(
         self, sequence: Sequence, index: int, tokens: list[int], logprobs: list[TokenLogprob | None] | None
@@ -66,8 +73,9 @@ class Rows:
             columns = rows if columns is None else np.concatenate((rows, columns), axis=1)
             tokens = col(self._tokens) if tokens is None else np.concatenate((col(self._tokens), tokens))
         handle, choice, attempt, index, n, cached = columns
+        guesses = col(self._guesses) if self._guesses else EMPTY
         return Deltas(
-            step, handle, choice, attempt, index, n, cached, tokens, self._ends, self._logprobs, self._prompts
+            step, handle, choice, attempt, index, n, cached, tokens, self._ends, self._logprobs, self._prompts, guesses
         )
 
 

@@ -106,7 +106,7 @@ class Steps:
         sequences = dict(zip(outstanding.open_id.tolist(), outstanding.sequences, strict=True))
         for chunk in result.prompts:
             self._take_prompt(sequences[chunk.open_id], chunk, rows)
-        drafted, right = self._guesses(result, sequences) if len(result.drafted) else (0, 0)
+        drafted, right = self._guesses(result, sequences, rows) if len(result.drafted) else (0, 0)
         taken = self._take_plain(now_ns, result, outstanding, current, rows)
         if not taken.all():
             self._take_others(now_ns, result, sequences, np.flatnonzero((result.n_new > 0) & ~taken), rows)
@@ -127,13 +127,16 @@ class Steps:
             )
         )
 
-    def _guesses(self, result: StepResult, sequences: dict[int, Sequence]) -> tuple[int, int]:
+    def _guesses(self, result: StepResult, sequences: dict[int, Sequence], told: Rows) -> tuple[int, int]:
         """Count what became of the step's drafts; guesses verified and right."""
         rows = result.drafted > 0
         slots, drafted, right = result.slot[rows], result.drafted[rows], result.n_new[rows] - 1
         for open_id, n, good in zip(result.open_id[rows].tolist(), drafted.tolist(), right.tolist(), strict=True):
-            sequences[open_id].drafted += n
-            sequences[open_id].accepted += good
+            sequence = sequences[open_id]
+            sequence.drafted += n
+            sequence.accepted += good
+            if sequence.state is not State.DONE:
+                told.guessed(sequence, n, good)
         current = self._slots.open_id[slots] == result.open_id[rows]
         self._slots.guesses.take(slots, current, drafted, right)
         return int(drafted.sum()), int(right.sum())

@@ -60,6 +60,8 @@ class Choice:
         """How many tokens have come, from the start of the output: the index of the next one."""
         self.cached = 0
         """Prompt tokens that came from the prefix tree, as the scheduler last said."""
+        self.drafted = self.accepted = 0
+        """Guesses that were verified, and those of them that were right."""
         self.pace = None if delivered else Pace(received_ns)
         """Of its rows; None if others delivered some of them."""
 

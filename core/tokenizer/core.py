@@ -313,6 +313,11 @@ class TokenizerCore:
         for known in deltas.prompts:
             if (live := self._requests.handled(known.handle, known.attempt)) is not None:
                 live.prompt_logprobs = self._vocabulary.spelled_prompt(live.prompt, known.entries)
+        for handle, number, attempt, drafted, accepted in deltas.guesses.reshape(-1, 5).tolist():
+            live = self._requests.handled(handle, attempt)
+            if live is not None and (choice := live.choices.get(number)) is not None:
+                choice.drafted += drafted
+                choice.accepted += accepted
         ending = {(end.handle, end.choice) for end in deltas.ends}
         tokens = deltas.tokens.tolist()
         columns = (deltas.handle, deltas.choice, deltas.attempt, deltas.index, deltas.n, deltas.cached)
@@ -371,7 +376,7 @@ class TokenizerCore:
         """The choice's last row."""
         choice = live.choices.pop(number)
         index, ids, text, logprobs = choice.collect()
-        usage = Usage(live.prompt_tokens, choice.received, choice.cached)
+        usage = Usage(live.prompt_tokens, choice.received, choice.cached, choice.drafted, choice.accepted)
         prompt = live.prompt_logprobs if index == 0 else None
         if (pace := choice.pace) is not None and ids:
             pace.row(self._now_ns)

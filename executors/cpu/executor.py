@@ -91,6 +91,10 @@ class CpuExecutor:
             facts = msgspec.structs.replace(facts, block_bytes=facts.block_bytes + stacks.block_bytes)
             return cls(llama, pool, facts, grammars, drafting)
 
+    @property
+    def stats(self) -> dict[str, int]:
+        return self._drafting.stats
+
     def forget(self) -> None:
         self._residents.clear()
         self._settlement.clear()

@@ -112,6 +112,10 @@ class CudaExecutor:
         facts = msgspec.structs.replace(facts, executor=f"{mode}, {kernels.device}")
         return cls(Forward(decoder, recorder), facts, grammars, Drafting.of(Host(config, facts)))
 
+    @property
+    def stats(self) -> dict[str, int]:
+        return self._drafting.stats
+
     def forget(self) -> None:
         self._residents.clear()
         self._settlement.clear()

@@ -69,6 +69,10 @@ class Drafting:
                 out[i] = draft
         return out
 
+    @property
+    def stats(self) -> dict[str, int]:
+        return {"drafter_failures": self.failures}
+
     def took(self, took: Sequence[Took]) -> None:
         if took:
             self._ask(lambda drafter: drafter.took(took), None)

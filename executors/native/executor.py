@@ -94,6 +94,10 @@ class NativeExecutor:
         drafting = Drafting.of(Host(config, facts, stacks.target, stacks.open, claim=stacks.claim))
         return cls(model, stacks.counted(facts), grammars, drafting)
 
+    @property
+    def stats(self) -> dict[str, int]:
+        return self._drafting.stats
+
     def forget(self) -> None:
         self._residents.clear()
         self._settlement.clear()

@@ -68,6 +68,10 @@ class Service:
             "octavo_draft_judged_total", "Drafts whose guess at this place was judged.", "place", PLACES
         )
         self.right = Counter("octavo_draft_accepted_total", "Of these, the ones that were right.", "place", PLACES)
+        self.failed = Counter(
+            "octavo_drafter_failures_total",
+            "Exceptions of the drafter; after three it is not asked any more, until the executor is started anew.",
+        )
         self.evicted = Counter("octavo_kv_evicted_blocks_total", "Cached blocks that were given up.")
         self.swapped = Counter(
             "octavo_kv_swapped_blocks_total",
@@ -125,6 +129,8 @@ class Service:
                 self.steps.add(self._growth(actor, "steps", stats.get("steps", 0), actor.pid))
                 names = [*(f"steps_of_{most}" for most in STEP_TOKENS), "steps_of_more"]
                 grown = [self._growth(actor, name, stats.get(name, 0), actor.pid) for name in names]
+                failures = self._growth(actor, "drafter_failures", stats.get("drafter_failures", 0), actor.pid)
+                self.failed.add(failures)
                 self.step_tokens.add(grown, self._growth(actor, "computed", stats.get("computed", 0), actor.pid))
 
     def _growth(self, actor: ActorStatus, what: str, value: int, pid: int | None) -> int:

@@ -32,6 +32,9 @@ class Total:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    """Guesses of a drafter that were verified, and those of them that were right."""
     so_far: int = 0
     """Output tokens that have come, of choices that have not ended too."""
 
@@ -41,6 +44,8 @@ class Total:
         if piece.usage is not None:
             self.completion += piece.usage.completion
             self.so_far = max(self.so_far, self.completion)
+            self.drafted += piece.usage.drafted
+            self.accepted += piece.usage.accepted
             self.cached += piece.usage.cached if piece.choice == 0 else 0
 
     def body(self) -> Object:
@@ -49,6 +54,14 @@ class Total:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": self.predicted(),
+        }
+
+    def predicted(self) -> Object:
+        """What became of guesses, as OpenAI names it for the guesses that its clients send."""
+        return {
+            "accepted_prediction_tokens": self.accepted,
+            "rejected_prediction_tokens": self.drafted - self.accepted,
         }
 
     def body_so_far(self) -> Object:

@@ -171,6 +171,6 @@ def _usage(total: Total) -> Object:
         "input_tokens": total.prompt,
         "input_tokens_details": {"cached_tokens": total.cached},
         "output_tokens": total.completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 0, **total.predicted()},
         "total_tokens": total.prompt + total.completion,
     }

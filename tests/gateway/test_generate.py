@@ -47,6 +47,7 @@ async def test_a_whole_chat(http: httpx.AsyncClient, engine: Any) -> None:
         "completion_tokens": 7,
         "total_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     }
 
 

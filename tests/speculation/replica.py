@@ -83,6 +83,8 @@ class Replica:
         """Output ids by handle and choice."""
         self.logprobs: dict[tuple[int, int], list[TokenLogprob | None]] = {}
         self.finish: dict[tuple[int, int], str] = {}
+        self.guessed: dict[tuple[int, int], tuple[int, int]] = {}
+        """What the tokenizer is told of each choice's guesses: verified, right."""
         self._crash_at = crash_at
         self._clock = clock
         self._mail: deque[tuple[Role, Body]] = deque()
@@ -152,6 +154,9 @@ class Replica:
 
     def _told(self, message: Body) -> None:
         assert isinstance(message, Deltas), message
+        for handle, choice, _, drafted, accepted in message.guesses.reshape(-1, 5).tolist():
+            before = self.guessed.get((handle, choice), (0, 0))
+            self.guessed[handle, choice] = before[0] + drafted, before[1] + accepted
         at = 0
         for handle, choice, n in zip(message.handle.tolist(), message.choice.tolist(), message.n.tolist(), strict=True):
             key = handle, choice

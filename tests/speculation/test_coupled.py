@@ -245,6 +245,8 @@ def test_what_became_of_guesses_is_told(tiny: AnyMaker, plain: dict[tuple[int, .
     assert (stats["drafted"], stats["accepted"]) == (replica.drafted, replica.accepted)
     assert sum(event.drafted for event in finished) <= replica.drafted  # those after the end are of no request's life
     assert sum(event.accepted for event in finished) <= replica.accepted
+    told = {(f"r{handle}", choice): counts for (handle, choice), counts in replica.guessed.items()}
+    assert told == {(e.request_id, e.choice): (e.drafted, e.accepted) for e in finished if e.drafted}
     assert 0 < sum(stats[f"accepted_{i}"] for i in range(1, 9)) == replica.accepted
     judged = [stats[f"judged_{i}"] for i in range(1, 6)]
     assert judged[0] >= judged[1] >= judged[2] >= judged[3] > judged[4] == 0

@@ -74,6 +74,26 @@ def test_h46_ids_are_the_same_with_guesses_and_without_and_both_are_counted(
     assert counted(guessing)['octavo_draft_accepted_total{place="1"}'] > 0
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_usage_tells_what_became_of_a_requests_guesses(guessing: Daemon, path: str) -> None:
+    said = "one two three four five one two three four five one two three"
+    asked: dict[str, object] = {"temperature": 0}
+    if path == "responses":
+        asked |= {"input": said, "max_output_tokens": 40}
+    else:
+        asked |= {"prompt": said} if path == "completions" else {"messages": [{"role": "user", "content": said}]}
+        asked |= {"max_tokens": 40}
+    before = len(guessing.events("request.finished"))
+    body = httpx.post(f"{guessing.info().address}/v1/{path}", json=asked, timeout=60).raise_for_status().json()
+    usage = body["usage"].get("completion_tokens_details") or body["usage"]["output_tokens_details"]
+    eventually("the trace tells it too", lambda: len(guessing.events("request.finished")) > before)
+    done = guessing.events("request.finished")[-1]
+    drafted, accepted = int(str(done["drafted"])), int(str(done["accepted"]))
+    assert drafted > 0
+    assert usage["accepted_prediction_tokens"] == accepted
+    assert usage["rejected_prediction_tokens"] == drafted - accepted
+
+
 def test_a_killed_executor_changes_no_answer(guessing: Daemon, plain: list[list[list[int]]]) -> None:
     """Killed while it computes: what was guessed and not delivered is guessed again, or not."""
     pid = guessing.pids()["executor"]
