@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from octavo.core.messages import Col, Kind, Sampling, StepBind, StepPlan
 
 _CHUNK = int(Kind.CHUNK)  # an enum's member takes longer to find than all else that a row needs
@@ -45,6 +48,11 @@ class Run(NamedTuple):
     samples: bool
     drafts: int
     capacity: int
+
+
+def slots_of(table: Sequence[int], cells: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.int64]:
+    """A pool's slots (block · block size + place in it) of a sequence's cells."""
+    return np.asarray(table, dtype=np.int64)[cells // block_size] * block_size + cells % block_size
 
 
 class Span(NamedTuple):

@@ -94,6 +94,11 @@ class LLM:
         """The same, as it comes; leaving the iteration cancels it."""
         return self._blocking.pieces(Chat(messages), parameters(params, **how))
 
+    def tokenize(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+        """Token ids of a text, or of a conversation up to where the answer begins. Raises `RequestRefused`."""
+        asked = Text(prompt) if isinstance(prompt, str) else Chat(prompt)
+        return self._blocking.call(lambda: self._blocking.client.tokenize(asked))
+
     def close(self) -> None:
         """Stop the daemon, unless it was joined."""
         self._blocking.close()

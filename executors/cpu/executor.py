@@ -22,19 +22,19 @@ from octavo.core.grammar import GrammarError, Grammars
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.locate import locate
 from octavo.executors.cpu.forward import Forward
-from octavo.executors.cpu.layout import PoolShape, slots_of
+from octavo.executors.cpu.layout import PoolShape
 from octavo.executors.cpu.llama import KvPool, token_bytes
 from octavo.executors.cpu.probe import load_exact
 from octavo.executors.cpu.stacks import Stacks
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
-from octavo.executors.drafting.tree import path
+from octavo.executors.drafting.tree import kept, path
 from octavo.executors.drafting.verification import verify
 from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import load_model
 from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Residents, Run, of_prompt, span_of
+from octavo.executors.residents import Residents, Run, of_prompt, slots_of, span_of
 from octavo.executors.sampling import Context, logprob
 
 _MODE = b"exact fp32"
@@ -144,12 +144,12 @@ class CpuExecutor:
             self._sample(runs, drafts, sampled, hidden, outcomes)
         for i, entries in prompts.items():
             outcomes[i] = outcomes[i]._replace(prompt=entries)
-        done = {i: _kept(runs[i], drafts[i], outcomes[i]) for i in starts if outcomes[i].failure is None}
-        self._straighten([(runs[i], kept) for i, kept in done.items() if drafts[i].parents is not None])
+        done = {i: kept(runs[i], drafts[i], outcomes[i].tokens) for i in starts if outcomes[i].failure is None}
+        self._straighten([(runs[i], rows) for i, rows in done.items() if drafts[i].parents is not None])
         if self._drafting.features:
             inner = torch.cat([taps[layer] for layer in self._drafting.taps], dim=-1) if taps else None
-            for i, kept in done.items():
-                rows = [starts[i] + row for row in kept]
+            for i, stay in done.items():
+                rows = [starts[i] + row for row in stay]
                 told = None if inner is None else inner[rows]
                 took.append(Took(runs[i].resident, runs[i].start, hidden[rows], told))
         if poisoned:  # perhaps by a guess: a run is judged by its own tokens
@@ -162,10 +162,10 @@ class CpuExecutor:
         """Bring the KV of tokens that stay to the cells of their positions: a tree gives cells out in its own order."""
         if not branched:
             return
-        shape = self._pool.shape
-        tables = [(run.resident.table, run.start, np.array(kept)) for run, kept in branched]
-        source = [slots_of(table, start + kept, shape) for table, start, kept in tables]
-        target = [slots_of(table, start + np.arange(len(kept)), shape) for table, start, kept in tables]
+        size = self._pool.shape.block_size
+        tables = [(run.resident.table, run.start, np.array(rows)) for run, rows in branched]
+        source = [slots_of(table, start + rows, size) for table, start, rows in tables]
+        target = [slots_of(table, start + np.arange(len(rows)), size) for table, start, rows in tables]
         self._pool.copy_slots(torch.from_numpy(np.concatenate(source)), torch.from_numpy(np.concatenate(target)))
 
     def _prompt(self, run: Run, hidden: Tensor) -> list[TokenLogprob]:
@@ -210,12 +210,6 @@ class CpuExecutor:
         said = zip((-1, *path(draft, new)), new, strict=True)  # each token by the row of the guess before it
         entries = [logprob(rows[node + 1], token, wanted) if wanted >= 0 else None for node, token in said]
         return Outcome(None, tuple(new), tuple(entries), drafted=len(draft.tokens))
-
-
-def _kept(run: Run, draft: Draft, outcome: Outcome) -> list[int]:
-    """Of the run's rows those that stay: its own tokens, and the guesses that were right."""
-    own = run.end - run.start
-    return [*range(own), *(own + node for node in path(draft, outcome.tokens))]
 
 
 def _finite_rows(x: Tensor) -> list[bool]:

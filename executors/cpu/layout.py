@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from octavo.executors.residents import Span as Span
+from octavo.executors.residents import slots_of
 from octavo.kernels.attention import KEYS, Gather, QueryTile
 
 _MOST_SCORES = 1 << 20
@@ -93,7 +94,9 @@ def build(spans: list[Span], rows: int, tile_sizes: tuple[int, ...], shape: Pool
 def writes(spans: Sequence[Span], shape: PoolShape) -> Tensor:
     """Pool rows [2, Hkv, tokens] of the tokens' own keys and values, flattened."""
     cells = (np.asarray(span.cells, dtype=np.int64) for span in spans)
-    slots = np.concatenate([slots_of(span.table, mine, shape) for span, mine in zip(spans, cells, strict=True)])
+    slots = np.concatenate(
+        [slots_of(span.table, mine, shape.block_size) for span, mine in zip(spans, cells, strict=True)]
+    )
     return torch.from_numpy(np.stack([shape.expand(slots, 0), shape.expand(slots, 1)]).reshape(-1))
 
 
@@ -125,15 +128,9 @@ def attention(
     return gathers, torch.from_numpy(sources)
 
 
-def slots_of(table: Sequence[int], cells: Indices, shape: PoolShape) -> Indices:
-    """The pool's slots of a sequence's cells."""
-    size = shape.block_size
-    return np.asarray(table, dtype=np.int64)[cells // size] * size + cells % size
-
-
 def _whole(span: Span, row: int, shape: PoolShape) -> Piece:
     rows = row + np.arange(len(span.ids))
-    return Piece(rows, span.start, slots_of(span.table, np.arange(span.end), shape))
+    return Piece(rows, span.start, slots_of(span.table, np.arange(span.end), shape.block_size))
 
 
 def _branches(span: Span, row: int, shape: PoolShape) -> list[Piece]:
@@ -152,7 +149,7 @@ def _branches(span: Span, row: int, shape: PoolShape) -> list[Piece]:
         Piece(
             row + np.array(chain),
             span.start + len(paths[chain[0]]) - 1,
-            slots_of(span.table, np.concatenate((trunk, np.array(paths[chain[-1]]))), shape),
+            slots_of(span.table, np.concatenate((trunk, np.array(paths[chain[-1]]))), shape.block_size),
         )
         for chain in chains
     ]

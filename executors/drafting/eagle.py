@@ -21,13 +21,12 @@ from torch import Tensor
 
 from octavo.core.messages import StepBind
 from octavo.core.models.errors import ModelError
-from octavo.executors.cpu.layout import slots_of
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Drafter, DrafterOptions, Host, Took, Want
 from octavo.executors.drafting.eagle_head import load_head
 from octavo.executors.drafting.paged import Written
 from octavo.executors.drafting.ranking import ranked
 from octavo.executors.drafting.tree import need_trees
-from octavo.executors.residents import Resident, Span
+from octavo.executors.residents import Resident, Span, slots_of
 
 
 class Eagle(Drafter):
@@ -76,7 +75,7 @@ class Eagle(Drafter):
         for resident, start, hidden, inner in took:
             told = hidden if inner is None else inner
             cells = np.arange(start, start + len(told))
-            slots = torch.from_numpy(slots_of(resident.table, cells, self._pool.shape))
+            slots = torch.from_numpy(slots_of(resident.table, cells, self._pool.shape.block_size))
             self._features[slots] = self._head.feature(told.to("cpu", torch.float32))
             self._told.wrote(resident, start, resident.tokens[start : start + len(told)])
 
@@ -132,7 +131,7 @@ class Eagle(Drafter):
     def _before(self, span: Span) -> Tensor:
         """The target's features of the positions before a span's."""
         cells = np.arange(span.start - 1, span.end - 1)
-        return self._features[torch.from_numpy(slots_of(span.table, cells, self._pool.shape))]
+        return self._features[torch.from_numpy(slots_of(span.table, cells, self._pool.shape.block_size))]
 
     def _next(self, spans: list[Span], features: Tensor) -> Tensor:
         embeddings = self._target.embed([token for span in spans for token in span.ids])

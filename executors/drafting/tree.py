@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from octavo.core.models.errors import ModelError
 from octavo.executors.drafting.contract import Draft, Host
+from octavo.executors.residents import Run
 
 
 def need_trees(host: Host, drafter: str) -> None:
@@ -21,7 +22,7 @@ def need_trees(host: Host, drafter: str) -> None:
     if not host.trees:
         raise ModelError(
             f"this executor verifies chains of guesses, no trees: take the drafter {drafter} with "
-            "speculation.options.width = 1, or executor.kind=cpu"
+            "speculation.options.width = 1, or executor.kind = native or cpu"
         )
 
 
@@ -55,6 +56,12 @@ def path(draft: Draft, said: Sequence[int]) -> list[int]:
         assert node is not None, "a token was taken that nobody guessed"
         nodes.append(node)
     return nodes[1:]
+
+
+def kept(run: Run, draft: Draft, said: Sequence[int]) -> list[int]:
+    """Of a run's rows those that stay: its own tokens, and the guesses that were right."""
+    own = run.end - run.start
+    return [*range(own), *(own + node for node in path(draft, said))]
 
 
 def likeliest(levels: Sequence[Sequence[tuple[int, float]]], most: int) -> Draft:

@@ -53,28 +53,27 @@ def verify(
     are the target's logits without guesses, `rows[1 + i]` those after guess i and all before it; where there are fewer
     rows than guesses, the rest of the guesses is not looked at. `context.ids` is the sequence without guesses; its mask
     is not read."""
+
+    def say(row: int, new: list[int]) -> int:
+        here = context._replace(ids=[*context.ids, *new] if new else context.ids, mask=mask(new))
+        guesses = children(draft, row - 1)
+        if rule == "coupled" or not guesses:
+            return sampler(rows[row], here)
+        asked = [(draft.tokens[i], None if draft.chances is None else draft.chances[i]) for i in guesses]
+        return judge(rows[row], here, asked)
+
+    return walk(len(rows), draft, say)
+
+
+def walk(rows: int, draft: Draft, say: Callable[[int, list[int]], int]) -> list[int]:
+    """`say` gives the token of a row, from the tokens before it that are new; from there it goes on with the row of the
+    guess that is that token, until none is or it is not among the first so many rows."""
     new: list[int] = []
     node: int | None = -1
-    while node is not None and node + 1 < len(rows):
-        row = rows[node + 1]
-        here = context._replace(ids=[*context.ids, *new] if new else context.ids, mask=mask(new))
-        guesses = children(draft, node)
-        if rule == "coupled" or not guesses:
-            new.append(sampler(row, here))
-        else:
-            asked = [(draft.tokens[i], None if draft.chances is None else draft.chances[i]) for i in guesses]
-            new.append(judge(row, here, asked))
+    while node is not None and node + 1 < rows:
+        new.append(say(node + 1, new))
         node = child(draft, node, new[-1])
     return new
-
-
-def agreed(drawn: Sequence[int], guesses: Sequence[int]) -> int:
-    """How many of `drawn` count, for executors that draw all rows at once, each with the guesses before it for context:
-    `coupled` in one pass. `drawn` has an entry more than `guesses`."""
-    right = 0
-    while right < len(guesses) and drawn[right] == guesses[right]:
-        right += 1
-    return right + 1
 
 
 def judge(row: Logits, context: Context, guesses: Sequence[tuple[int, Reals | None]]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from octavo.executors.drafting.contract import Draft
 from octavo.executors.native.library import Int32s, int32s
 from octavo.executors.native.program import Inputs
-from octavo.executors.residents import Resident, Run, Span, of_prompt
+from octavo.executors.residents import Resident, Run, Span, of_prompt, span_of
 from octavo.executors.sampling import shaped
 
 
@@ -38,11 +38,11 @@ def batch(runs: Sequence[Run], drafts: Sequence[Draft], copies: tuple[Int32s, In
     sample_rows: list[int] = []
     logit_rows: list[int] = []
     logits = 0
-    for run, draft in zip(runs, drafts, strict=True):
+    spans = [span_of(run, draft.tokens, draft.parents) for run, draft in zip(runs, drafts, strict=True)]
+    for run, span in zip(runs, spans, strict=True):
         start = len(ids)
-        ids += run.resident.tokens[run.start : run.end]
-        own = len(ids)
-        ids += draft.tokens
+        ids += span.ids
+        own = start + run.end - run.start
         about = len(of_prompt(run))
         rows = list(range(own - 1, len(ids))) if run.samples else []
         if about:
@@ -61,11 +61,11 @@ def batch(runs: Sequence[Run], drafts: Sequence[Draft], copies: tuple[Int32s, In
         positions, sequences = [run.start for run in runs], list(range(len(runs)))
     else:
         lengths = [ask.stop - ask.start for ask in asks]
-        positions = [p for run, n in zip(runs, lengths, strict=True) for p in range(run.start, run.start + n)]
+        positions = [position for span in spans for position in span.positions]
         sequences = np.repeat(np.arange(len(runs)), lengths).tolist()
     inputs = Inputs(
         int32s(ids), int32s(positions), int32s(sequences), int32s(tables), int32s(table_start), int32s(sample_rows),
-        int32s(logit_rows), *copies,
+        int32s(logit_rows), *copies, *_paths(spans),
     )  # fmt: skip
     return inputs, asks
 
@@ -76,7 +76,7 @@ def of_spans(spans: Sequence[Span], samples: bool = True) -> Inputs:
     none = int32s([])
     return Inputs(
         int32s([token for span in spans for token in span.ids]),
-        int32s([p for span in spans for p in range(span.start, span.end)]),
+        int32s([position for span in spans for position in span.positions]),
         int32s(np.repeat(np.arange(len(spans)), lengths)),
         int32s([block for span in spans for block in span.table]),
         int32s(np.cumsum([0, *(len(span.table) for span in spans)])),
@@ -84,7 +84,16 @@ def of_spans(spans: Sequence[Span], samples: bool = True) -> Inputs:
         int32s(range(len(spans))) if samples else none,
         none,
         none,
+        *_paths(spans),
     )
+
+
+def _paths(spans: Sequence[Span]) -> tuple[Int32s | None, Int32s | None]:
+    """Of all tokens, and where each one's begins; None where no span is a tree."""
+    if all(span.paths is None for span in spans):
+        return None, None
+    paths = [path for span in spans for path in (span.paths or [()] * len(span.ids))]
+    return int32s([cell for path in paths for cell in path]), int32s(np.cumsum([0, *map(len, paths)]))
 
 
 def _best_is_enough(resident: Resident) -> bool:

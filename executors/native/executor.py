@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple, Self
 
 import msgspec
+import numpy as np
 
 from octavo.core.config.schema import Config
 from octavo.core.grammar import GrammarError, Grammars
@@ -21,7 +22,8 @@ from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
-from octavo.executors.drafting.verification import agreed, verify
+from octavo.executors.drafting.tree import kept, path
+from octavo.executors.drafting.verification import verify, walk
 from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import open_checkpoint
@@ -32,7 +34,7 @@ from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, l
 from octavo.executors.native.program import Native, Outputs, Pool, Weights, kv_bytes
 from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Residents, Run
+from octavo.executors.residents import Residents, Run, slots_of
 from octavo.executors.sampling import Context
 from octavo.executors.threads import default_threads
 
@@ -91,7 +93,9 @@ class NativeExecutor:
             workspace_bytes=workspace_bytes(weights, config.scheduler.chunk_budget),
         )
         stacks = Stacks(model, facts, config.executor.weights)
-        drafting = Drafting.of(Host(config, facts, stacks.target, stacks.open, claim=stacks.claim))
+        drafting = Drafting.of(
+            Host(config, facts, stacks.target, stacks.open, trees=True, claim=stacks.claim, taps=True)
+        )
         return cls(model, stacks.counted(facts), grammars, drafting)
 
     @property
@@ -120,7 +124,7 @@ class NativeExecutor:
         outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], copies)
-        out = self.model.step(inputs, hidden=self._drafting.features)
+        out = self.model.step(inputs, hidden=self._drafting.features, taps=self._drafting.taps)
         poisoned: list[int] = []
         heard: dict[int, _Heard] = {}
         for i, ask in zip(sound, asks, strict=True):
@@ -140,15 +144,29 @@ class NativeExecutor:
                 )
         for i, outcome in zip(heard, self._say(list(heard.values())), strict=True):
             outcomes[i] = outcome
+        starts = {i: ask.start for i, ask in zip(sound, asks, strict=True)}
+        done = (i for i in sound if outcomes[i].failure is None and i not in poisoned)
+        stay = {i: kept(runs[i], drafts[i], outcomes[i].tokens) for i in done}
+        self._straighten([(runs[i], rows) for i, rows in stay.items() if drafts[i].parents is not None])
         if out.hidden is not None:
-            told = [(runs[i], outcomes[i], ask.start) for i, ask in zip(sound, asks, strict=True) if i not in poisoned]
-            took += taken([each for each in told if each[1].failure is None], out.hidden)
+            told = [(runs[i], [starts[i] + row for row in rows]) for i, rows in stay.items()]
+            took += taken(told, out.hidden, out.inner)
         if poisoned:  # perhaps by a guess, in one tile with it: a run is judged by its own tokens
             none = int32s([])
             alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), (none, none), took)
             for i, outcome in zip(poisoned, alone, strict=True):
                 outcomes[i] = outcome
         return outcomes
+
+    def _straighten(self, branched: list[tuple[Run, list[int]]]) -> None:
+        """Bring the KV of tokens that stay to the cells of their positions: a tree gives cells out in its own order."""
+        if not branched:
+            return
+        size = self.facts.block_size
+        tables = [(run.resident.table, run.start, np.array(rows)) for run, rows in branched]
+        source = [slots_of(table, start + rows, size) for table, start, rows in tables]
+        target = [slots_of(table, start + np.arange(len(rows)), size) for table, start, rows in tables]
+        self.model.copy_cells(int32s(np.concatenate(source)), int32s(np.concatenate(target)))
 
     def _say(self, heard: list[_Heard]) -> list[Outcome]:
         """All draws in one call, and all log-probabilities in another."""
@@ -179,7 +197,9 @@ class NativeExecutor:
         return outcomes
 
     def _at_once(self, one: _Heard) -> bool:
-        """Whether its rows can be drawn from without knowing whether the guesses before them are right."""
+        """Whether its rows can be drawn from without knowing which of the guesses before them are right."""
+        if one.draft.parents is not None:  # of a tree, only a branch of them is drawn from
+            return False
         coupled = self._drafting.rule == "coupled" or not one.draft.tokens
         return coupled and one.run.resident.sampling.grammar is None
 
@@ -187,7 +207,7 @@ class NativeExecutor:
         """The tokens that the rows yield. Raises `GrammarError`."""
         rows, draft, resident = one.logits[one.about :], one.draft, one.run.resident
         if drawn is not None:
-            return drawn[: agreed(drawn, draft.tokens[: len(rows) - 1])]
+            return walk(len(drawn), draft, lambda row, _: drawn[row])
         context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
         mask = partial(self._matchers.mask, resident)
         return verify(rows, draft, context, self._drafting.rule, mask, self._drawing.sample)
@@ -197,7 +217,7 @@ def _greedy(run: Run, draft: Draft, best: list[int]) -> Outcome:
     """`best` are the best tokens after its last one and after each of its guesses."""
     if not run.samples:
         return Outcome()
-    new = best[: agreed(best, list(draft.tokens[: len(best) - 1]))]
+    new = walk(len(best), draft, lambda row, _: best[row])
     return Outcome(None, tuple(new), (None,) * len(new), drafted=len(draft.tokens))
 
 
@@ -208,9 +228,10 @@ def _of_prompt(one: _Heard) -> list[Reported]:
 
 
 def _of_answer(one: _Heard, tokens: list[int]) -> list[Reported]:
-    if (wanted := one.run.resident.sampling.logprobs) < 0:
+    if (wanted := one.run.resident.sampling.logprobs) < 0 or not tokens:
         return []
-    return [Reported(row, token, wanted) for row, token in zip(one.logits[one.about :], tokens, strict=False)]
+    rows = (one.about, *(one.about + 1 + node for node in path(one.draft, tokens)))  # after the guess before each token
+    return [Reported(one.logits[row], token, wanted) for row, token in zip(rows, tokens, strict=True)]
 
 
 def _own_finite(run: Run, ask: Ask, out: Outputs) -> bool:

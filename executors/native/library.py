@@ -133,13 +133,16 @@ class CShape(c.Structure):
 
 class CStep(c.Structure):
     _fields_ = (
-        *((name, c.c_int32) for name in ("tokens", "samples", "copies", "tables_count", "skip_from", "skip_to")),
+        *((name, c.c_int32) for name in ("tokens", "samples", "copies", "tables_count")),
+        *((name, c.c_int32) for name in ("skip_from", "skip_to", "taps")),
         *(
             (name, c.c_void_p)
             for name in (
                 "ids",
                 "positions",
                 "sequences",
+                "paths",
+                "path_start",
                 "tables",
                 "table_start",
                 "sample_rows",
@@ -148,6 +151,8 @@ class CStep(c.Structure):
                 "copy_target",
                 "logits",
                 "hidden",
+                "tap_ops",
+                "tapped",
                 "best",
                 "finite",
                 "sample_finite",
@@ -199,6 +204,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_block_bytes": (c.c_uint64, (c.POINTER(CShape),)),
     "oct_model_free": (None, (c.c_void_p,)),
     "oct_step": (c.c_int32, (c.c_void_p, c.POINTER(CStep))),
+    "oct_copy_cells": (c.c_int32, (c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p)),
     "oct_error": (c.c_char_p, (c.c_int32,)),
     "oct_buffer": (c.c_void_p, (c.c_void_p, c.c_int32, c.c_int32)),
     "oct_team_stress": (c.c_int64, (c.c_int32, c.c_int32, c.c_int32, c.c_int32)),

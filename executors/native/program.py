@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -192,17 +193,21 @@ class Inputs(NamedTuple):
     logit_rows: Int32s
     copy_source: Int32s
     copy_target: Int32s
+    paths: Int32s | None = None
+    path_start: Int32s | None = None
 
 
 class Outputs(NamedTuple):
     """By sample: best token, and whether its logits are finite; logits by row; by token, whether it is finite, and its
-    last hidden state [tokens, hidden], after the final norm, if it was asked for."""
+    last hidden state [tokens, hidden], after the final norm, if it was asked for; inputs of layers [tokens, layers ·
+    hidden], if any were."""
 
     best: Int32s
     sample_finite: list[bool]
     logits: Floats
     finite: list[bool]
     hidden: Floats | None = None
+    inner: Floats | None = None
 
 
 class StepError(RuntimeError):
@@ -242,15 +247,24 @@ class Native:
             self._library.oct_model_free(self._model)
             self._model = None
 
-    def step(self, inputs: Inputs, *, layers: int | None = None, hidden: bool = False) -> Outputs:
-        """With `layers`, the first so many stand for all; with `hidden`, hidden states are given too."""
+    def copy_cells(self, source: Int32s, target: Int32s) -> None:
+        """Of single tokens, numbered block · block_size + slot, as if all were read before any is written."""
+        if self._library.oct_copy_cells(self._model, len(source), source.ctypes.data, target.ctypes.data):
+            raise StepError(f"cells {source.tolist()} to {target.tolist()} are not all in the pool")
+
+    def step(
+        self, inputs: Inputs, *, layers: int | None = None, hidden: bool = False, taps: Sequence[int] = ()
+    ) -> Outputs:
+        """With `layers`, the first so many stand for all; with `hidden`, hidden states are given too, and of the layers
+        that are `taps` the inputs."""
         tokens, samples = len(inputs.ids), len(inputs.sample_rows)
         rows = int(inputs.logit_rows.max(initial=-1)) + 1
         best, sample_finite = np.zeros(samples, np.int32), np.zeros(samples, np.uint8)
         logits, finite = np.empty((rows, self.weights.spec.vocab_size), np.float32), np.zeros(tokens, np.uint8)
         step = CStep(tokens, samples, len(inputs.copy_source), len(inputs.table_start) - 1)
         for name, array in inputs._asdict().items():
-            setattr(step, name, array.ctypes.data)
+            if array is not None:
+                setattr(step, name, array.ctypes.data)
         step.best, step.sample_finite = best.ctypes.data, sample_finite.ctypes.data
         step.logits, step.finite = logits.ctypes.data, finite.ctypes.data
         if layers is not None:
@@ -258,9 +272,14 @@ class Native:
         states = np.empty((tokens, self.weights.spec.hidden), np.float32) if hidden else None
         if states is not None:
             step.hidden = states.ctypes.data
+        asked = sorted(set(taps))
+        tap_ops = int32s([self._begins[layer] for layer in asked])
+        tapped = np.empty((len(asked), tokens, self.weights.spec.hidden if asked else 0), np.float32)
+        step.taps, step.tap_ops, step.tapped = len(asked), tap_ops.ctypes.data, tapped.ctypes.data
         if code := self._library.oct_step(self._model, step):
             raise StepError(f"the step library refuses a step: {self._library.oct_error(code).decode()}")
-        return Outputs(best, sample_finite.astype(bool).tolist(), logits, finite.astype(bool).tolist(), states)
+        inner = np.concatenate([tapped[asked.index(layer)] for layer in taps], axis=1) if asked else None
+        return Outputs(best, sample_finite.astype(bool).tolist(), logits, finite.astype(bool).tolist(), states, inner)
 
     def rows(self, function: str, table: npt.NDArray[np.void]) -> None:
         """One of the library's functions on rows of logits, on this model's threads."""

@@ -21,7 +21,6 @@ from octavo.executors.native.ledger import weights_bytes
 from octavo.executors.native.library import Floats, int32s
 from octavo.executors.native.matrix import LANES, Wanted
 from octavo.executors.native.program import Inputs, Native, Pool, Weights, kv_bytes
-from octavo.executors.outcome import Outcome
 from octavo.executors.residents import Run, Span
 
 if TYPE_CHECKING:
@@ -125,11 +124,11 @@ class Stacks:
         )
 
 
-def taken(computed: Sequence[tuple[Run, Outcome, int]], hidden: Floats) -> list[Took]:
-    """What stays of runs whose states are rows of `hidden` from the given one on."""
+def taken(computed: Sequence[tuple[Run, list[int]]], hidden: Floats, inner: Floats | None) -> list[Took]:
+    """Of runs, of which the given rows of `hidden` and `inner` stay."""
     return [
-        Took(run.resident, run.start, _tensor(hidden[at : at + run.end - run.start + max(0, len(outcome.tokens) - 1)]))
-        for run, outcome, at in computed
+        Took(run.resident, run.start, _tensor(hidden[rows]), None if inner is None else _tensor(inner[rows]))
+        for run, rows in computed
     ]
 
 

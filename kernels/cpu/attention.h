@@ -33,8 +33,10 @@ struct Cell<OCT_I8> {
 
 constexpr float LOWEST = -3.4e38f;
 
-inline const uint8_t* head_at(const Attention& a, int position) {
-    return a.pool + size_t(a.table[position / a.head.block_size]) * a.block_bytes + size_t(a.kv_head) * a.head.bytes;
+inline int cell_of(const Attention& a, int position) { return position < a.trunk ? position : a.cells[position - a.trunk]; }
+
+inline const uint8_t* head_at(const Attention& a, int cell) {
+    return a.pool + size_t(a.table[cell / a.head.block_size]) * a.block_bytes + size_t(a.kv_head) * a.head.bytes;
 }
 
 // Keys of positions [at, at + 16) and the distance between dimensions, their scales and the distance between groups.
@@ -50,15 +52,15 @@ template <int KIND>
 inline Keys<KIND> key_tile(const Attention& a, int at, int end) {
     typedef typename Cell<KIND>::T T;
     const HeadLayout& l = a.head;
-    if (l.block_size % LANES == 0) {
+    if (l.block_size % LANES == 0 && least(at + LANES, end) <= a.trunk) {
         const uint8_t* head = head_at(a, at);
         return {(const T*)(head + l.keys) + at % l.block_size, (const float*)head + at % l.block_size, l.block_size};
     }
     T* tile = (T*)a.tile;
     float* scales = (float*)(a.tile + size_t(l.head_dim) * LANES * sizeof(float));
     for (int i = 0; i < LANES; i++) {
-        const int position = at + i < end ? at + i : end - 1, slot = position % l.block_size;
-        const uint8_t* head = head_at(a, position);
+        const int cell = cell_of(a, at + i < end ? at + i : end - 1), slot = cell % l.block_size;
+        const uint8_t* head = head_at(a, cell);
         const T* keys = (const T*)(head + l.keys) + slot;
         for (int d = 0; d < l.head_dim; d++) tile[d * LANES + i] = keys[d * l.block_size];
         if (KIND == OCT_I8)
@@ -73,7 +75,7 @@ void scores_of(const Attention& a, const float* q, int from, int end) {
     for (int at = from; at < end; at += LANES) {
         const Keys<KIND> keys = key_tile<KIND>(a, at, end);
         const int ahead = at + 4 * LANES;
-        const auto* next = ahead < end ? (const typename Cell<KIND>::T*)(head_at(a, ahead) + a.head.keys) : keys.cells;
+        const auto* next = ahead < end ? (const typename Cell<KIND>::T*)(head_at(a, cell_of(a, ahead)) + a.head.keys) : keys.cells;
         F s[R];
         for (int r = 0; r < R; r++) s[r] = zero();
         if (KIND == OCT_I8) {
@@ -134,8 +136,8 @@ struct Values {
 template <int KIND>
 inline Values<KIND> value_row(const Attention& a, int position) {
     const HeadLayout& l = a.head;
-    const uint8_t* head = head_at(a, position);
-    const int slot = position % l.block_size;
+    const int cell = cell_of(a, position), slot = cell % l.block_size;
+    const uint8_t* head = head_at(a, cell);
     return {(const typename Cell<KIND>::T*)(head + l.values) + slot * l.padded_dim,
             (const float*)(head + l.value_scales) + slot * ((l.head_dim + GROUP - 1) / GROUP)};
 }
@@ -143,12 +145,13 @@ inline Values<KIND> value_row(const Attention& a, int position) {
 template <int KIND, int R, int ND>
 inline void mix(const Attention& a, int dim, int from, int end, float* part) {
     const int padded = a.head.padded_dim, groups = (a.head.head_dim + GROUP - 1) / GROUP;
-    const bool whole = a.head.block_size % LANES == 0;
+    const bool aligned = a.head.block_size % LANES == 0;
     F y[R][ND];
     for (int r = 0; r < R; r++)
         for (int n = 0; n < ND; n++) y[r][n] = zero();
     for (int at = from; at < end; at += LANES) {
         const int last = least(at + LANES, end), ahead = at + 4 * LANES;
+        const bool whole = aligned && last <= a.trunk;
         const Values<KIND> tile = value_row<KIND>(a, at);
         const auto* next = ahead < end ? value_row<KIND>(a, ahead).cells + dim : tile.cells + dim;
         for (int t = at; t < last; t++) {

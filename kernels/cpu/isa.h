@@ -52,6 +52,8 @@ struct Attention {
     const uint8_t* pool;  // of the layer
     size_t block_bytes;
     const int32_t* table;
+    int trunk;             // positions below it are at the cell of that number, position p from it on at
+    const int32_t* cells;  // cells[p - trunk]
     int kv_head;
     float cap;
     float* scores;  // scratch, [MOST_SEEING][SEGMENT]

@@ -13,8 +13,9 @@ namespace {
 template <int KIND>
 inline const typename Cell<KIND>::T* latent_cell(const Attention& a, int position) {
     const HeadLayout& l = a.head;
-    const uint8_t* block = a.pool + size_t(a.table[position / l.block_size]) * a.block_bytes;
-    return (const typename Cell<KIND>::T*)block + size_t(position % l.block_size) * size_t(l.padded_dim);
+    const int cell = cell_of(a, position);
+    const uint8_t* block = a.pool + size_t(a.table[cell / l.block_size]) * a.block_bytes;
+    return (const typename Cell<KIND>::T*)block + size_t(cell % l.block_size) * size_t(l.padded_dim);
 }
 
 // Weights of positions [first, seen) of [from, end) in place of their scores, zeros beside them; greatest score and sum.

@@ -108,12 +108,19 @@ struct OctShape {
 struct OctStep {
     int32_t tokens, samples, copies, tables_count;  // one table a sequence
     int32_t skip_from, skip_to;                     // operations [from, to) of the program are left out
+    int32_t taps;                                   // what so many operations read is shown
     const int32_t *ids, *positions, *sequences;  // by token; the tokens of a sequence stand together, in order
+    // Trees, or null. Token i sees its last path_start[i + 1] - path_start[i] positions, its own included, at the cells
+    // paths[path_start[i] ..) of its sequence, and writes to the last of them. Without any, all is at the cell of its
+    // position. Cell c is in the block of number c / block_size.
+    const int32_t *paths, *path_start;
     const int32_t *tables, *table_start;         // sequence s: tables[table_start[s] .. table_start[s + 1])
     const int32_t *sample_rows, *logit_rows;     // by sample: its token, and its row of `logits` or -1
     const int32_t *copy_source, *copy_target;    // blocks, all read before any is written
     float* logits;                               // [rows][vocabulary]
     float* hidden;                               // [tokens][columns of the head]: normed, as the head sees it; or null
+    const int32_t* tap_ops;                      // ascending; each is a LINEAR
+    float* tapped;                               // [taps][tokens][columns of its matrix], before any norm
     int32_t* best;                               // by sample: the lowest id of those with the greatest logit
     uint8_t *finite, *sample_finite;             // by token, by sample
 };
@@ -168,6 +175,9 @@ OCT_API void oct_model_free(OctModel*);
 OCT_API void oct_sample(OctModel*, int32_t isa, int32_t vocabulary, OctDraw*, int32_t count);
 OCT_API void oct_likely(OctModel*, int32_t isa, int32_t vocabulary, OctLikely*, int32_t count);
 OCT_API int32_t oct_step(OctModel*, const OctStep*);  // 0, or a code of `oct_error`; nothing is run then
+// Copy the KV of single cells, numbered block · block_size + slot, as if all were read before any is written. 0, or -1:
+// a cell is outside of the pool, and nothing is copied.
+OCT_API int32_t oct_copy_cells(OctModel*, int32_t count, const int32_t* source, const int32_t* target);
 OCT_API const char* oct_error(int32_t code);
 OCT_API float* oct_buffer(OctModel*, int32_t buffer, int32_t tokens);  // room for so many tokens; for tests
 // Chunks of a fake job that were run, by all threads: `phases` phases of `chunks` each, `rounds` times. For tests.

@@ -1,6 +1,7 @@
 // A model and its step: the program's operations as phases of a job, and what each of their chunks does.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -180,6 +181,8 @@ struct OctModel final : Job {
     }
 
     int check(const OctStep& s) const;
+    int check_path(const OctStep& s, int token) const;
+    int copy_cells(int count, const int32_t* source, const int32_t* target);
     void step(const OctStep& s);
     void run(uint32_t phase, uint32_t chunk, uint32_t total, int thread) override;
 
@@ -202,6 +205,13 @@ private:
     void plan();
     void plan_attention();
     void copy();
+    void run_all();
+    void run_part(const std::vector<uint32_t>& all, size_t from, size_t to);
+    int path_length(int token) const { return now->paths ? now->path_start[token + 1] - now->path_start[token] : 0; }
+    int cell_of(int token) const {
+        return path_length(token) ? now->paths[now->path_start[token + 1] - 1] : now->positions[token];
+    }
+    bool follows(int token) const;
     void prepare(const OctOp& op, int token, int at, const Prepared& to, int thread) const;
     void linear(const OctOp& op, uint32_t phase, int chunk, int total, int thread);
     void add_normed(const OctOp& op, int token, int thread) const;
@@ -246,7 +256,7 @@ private:
 
 Team& octavo::team_of(OctModel& model) { return model.team; }
 
-enum Error { OK, BAD_COUNT, BAD_ID, BAD_POSITION, BAD_SEQUENCE, BAD_TABLE, BAD_SAMPLE, BAD_COPY };
+enum Error { OK, BAD_COUNT, BAD_ID, BAD_POSITION, BAD_SEQUENCE, BAD_TABLE, BAD_SAMPLE, BAD_COPY, BAD_TAP };
 
 int OctModel::check(const OctStep& s) const {
     if (s.tokens < 0 || s.samples < 0 || s.copies < 0 || s.samples > s.tokens) return BAD_COUNT;
@@ -258,16 +268,26 @@ int OctModel::check(const OctStep& s) const {
         if (s.positions[i] < 0 || s.positions[i] >= shape.context) return BAD_POSITION;
         if (s.sequences[i] < 0 || s.sequences[i] >= s.tables_count) return BAD_SEQUENCE;
         if (i && s.sequences[i] < s.sequences[i - 1]) return BAD_SEQUENCE;
+        if (s.paths && s.path_start[i + 1] > s.path_start[i]) {
+            if (const int error = check_path(s, i)) return error;
+            continue;
+        }
         if (i && s.sequences[i] == s.sequences[i - 1] && s.positions[i] != s.positions[i - 1] + 1) return BAD_SEQUENCE;
     }
     for (int i = 0; i < s.tokens; i++) {
-        if (i + 1 < s.tokens && s.sequences[i + 1] == s.sequences[i]) continue;  // the last one needs most
+        const auto branched = [&](int token) { return s.paths && s.path_start[token + 1] > s.path_start[token]; };
+        if (branched(i)) continue;
+        if (i + 1 < s.tokens && s.sequences[i + 1] == s.sequences[i] && !branched(i + 1)) continue;  // that needs more
         const int from = s.table_start[s.sequences[i]], to = s.table_start[s.sequences[i] + 1];
         const int needed = s.positions[i] / shape.block_size + 1;
         if (from < 0 || to - from < needed) return BAD_TABLE;
         for (int b = from; b < from + needed; b++)
             if (s.tables[b] < 0 || s.tables[b] >= shape.blocks) return BAD_TABLE;
     }
+    for (int i = 0; i < s.taps; i++)
+        if (s.tap_ops[i] < (i ? s.tap_ops[i - 1] : 0) || size_t(s.tap_ops[i]) >= ops.size() ||
+            ops[size_t(s.tap_ops[i])].kind != OCT_LINEAR)
+            return BAD_TAP;
     for (int i = 0; i < s.samples; i++)
         if (s.sample_rows[i] < 0 || s.sample_rows[i] >= s.tokens) return BAD_SAMPLE;
     for (int i = 0; i < s.copies; i++)
@@ -275,6 +295,62 @@ int OctModel::check(const OctStep& s) const {
             s.copy_target[i] >= shape.blocks)
             return BAD_COPY;
     return OK;
+}
+
+// A path ends within the sequence's text and within its table, which holds all that is before the path.
+int OctModel::check_path(const OctStep& s, int token) const {
+    const int from = s.path_start[token], to = s.path_start[token + 1], trunk = s.positions[token] + 1 - (to - from);
+    const int table = s.table_start[s.sequences[token]], blocks = s.table_start[s.sequences[token] + 1] - table;
+    if (from < 0 || trunk < 0) return BAD_SEQUENCE;
+    int most = trunk - 1;
+    for (int i = from; i < to; i++) {
+        if (s.paths[i] < 0) return BAD_SEQUENCE;
+        most = s.paths[i] > most ? s.paths[i] : most;
+    }
+    if (table < 0 || most / shape.block_size >= blocks) return BAD_TABLE;
+    for (int b = 0; b <= most / shape.block_size; b++)
+        if (s.tables[table + b] < 0 || s.tables[table + b] >= shape.blocks) return BAD_TABLE;
+    return OK;
+}
+
+// Whether a token sees what the one before it in the batch sees, and itself.
+bool OctModel::follows(int token) const {
+    if (!token || now->sequences[token] != now->sequences[token - 1]) return false;
+    const int mine = path_length(token), before = path_length(token - 1);
+    if (!mine && !before) return true;
+    return mine == before + 1 && now->positions[token] == now->positions[token - 1] + 1 &&
+           memcmp(now->paths + now->path_start[token], now->paths + now->path_start[token - 1], size_t(before) * 4) == 0;
+}
+
+int OctModel::copy_cells(int count, const int32_t* source, const int32_t* target) {
+    const int size = shape.block_size;
+    const int64_t cells = int64_t(shape.blocks) * size;
+    for (int i = 0; i < count; i++)
+        if (source[i] < 0 || source[i] >= cells || target[i] < 0 || target[i] >= cells) return -1;
+    const HeadLayout& l = head_layout;
+    const size_t dims = shape.latent ? 0 : size_t(l.head_dim);  // a latent lies where values would
+    const size_t groups = l.value_scales ? (dims + GROUP - 1) / GROUP : 0;
+    const size_t cell = l.kind == OCT_I8 ? 1 : l.kind == OCT_BF16 ? 2 : 4, row = size_t(l.padded_dim) * cell;
+    const size_t one = dims * cell + row + 2 * groups * 4;
+    std::vector<uint8_t> held(one * size_t(count));
+    const auto each = [&](uint8_t* base, const int32_t* numbers, auto move) {
+        for (int i = 0; i < count; i++) {
+            uint8_t *head = base + size_t(numbers[i] / size) * block_bytes, *spare = held.data() + size_t(i) * one;
+            const size_t slot = size_t(numbers[i] % size);
+            for (size_t d = 0; d < dims; d++, spare += cell) move(head + l.keys + (d * size_t(size) + slot) * cell, spare, cell);
+            move(head + l.values + slot * row, spare, row);
+            spare += row;
+            for (size_t g = 0; g < groups; g++, spare += 4) move(head + (g * size_t(size) + slot) * 4, spare, 4);
+            move(head + l.value_scales + slot * groups * 4, spare, groups * 4);
+        }
+    };
+    for (int layer = 0; layer < shape.layers; layer++)
+        for (int h = 0; h < shape.kv_heads; h++) {
+            uint8_t* base = pool.as<uint8_t>() + size_t(layer) * layer_bytes + size_t(h) * l.bytes;
+            each(base, source, [](uint8_t* there, uint8_t* spare, size_t n) { memcpy(spare, there, n); });
+            each(base, target, [](uint8_t* there, uint8_t* spare, size_t n) { memcpy(there, spare, n); });
+        }
+    return 0;
 }
 
 void OctModel::copy() {
@@ -303,7 +379,7 @@ void OctModel::plan_attention() {
     for (int i = 0; i < now->tokens; i++) {
         const bool same = i && now->sequences[i] == now->sequences[i - 1];
         alone = alone && !same;
-        if (same && tiles.back().count < most) tiles.back().count++;
+        if (follows(i) && tiles.back().count < most) tiles.back().count++;
         else tiles.push_back({i, 1});
     }
     const auto segments = [&](const Tile& tile) { return now->positions[tile.first + tile.count - 1] / SEGMENT + 1; };
@@ -370,6 +446,29 @@ void OctModel::plan() {
     }
 }
 
+// With taps, in parts: what an operation reads is there when all before it are done.
+void OctModel::run_all() {
+    if (!now->taps) return team.run(*this, chunks);
+    const std::vector<uint32_t> all = chunks;
+    size_t from = 0;
+    for (int tap = 0; tap < now->taps; tap++) {
+        const size_t at = size_t(now->tap_ops[tap]);
+        run_part(all, from, at);
+        from = at;
+        const size_t cols = size_t(ops[at].matrix->cols);
+        float* out = now->tapped + size_t(tap) * size_t(now->tokens) * cols;
+        for (int i = 0; i < now->tokens; i++) memcpy(out + size_t(i) * cols, row(ops[at].in, i), cols * 4);
+    }
+    run_part(all, from, ops.size());
+}
+
+void OctModel::run_part(const std::vector<uint32_t>& all, size_t from, size_t to) {
+    if (from == to) return;
+    std::fill(chunks.begin(), chunks.end(), 0u);
+    std::copy(all.begin() + long(2 * from), all.begin() + long(2 * to), chunks.begin() + long(2 * from));
+    team.run(*this, chunks);
+}
+
 void OctModel::step(const OctStep& s) {
     now = &s;
     steps++;
@@ -377,7 +476,7 @@ void OctModel::step(const OctStep& s) {
     if (!s.tokens) return;
     reserve(s.tokens);
     plan();
-    team.run(*this, chunks);
+    run_all();
     const size_t samples = size_t(s.samples), parts = samples ? bests.size() / samples : 0;
     for (size_t m = 0; m < samples; m++) {
         float best = -3.4e38f;
@@ -543,8 +642,8 @@ void OctModel::remember_latent(const OctOp& op, int token, int thread) const {
     const float* cosines = table.data + size_t(position) * size_t(table.half);
     isa.rotate(given + shape.latent, cosines, cosines + size_t(shape.context) * size_t(table.half), table.half, rotated, 1.f,
                cell + shape.latent);
-    const int block = now->tables[now->table_start[now->sequences[token]] + position / shape.block_size];
-    isa.remember_latent(cell, head_layout, position % shape.block_size,
+    const int at = cell_of(token), block = now->tables[now->table_start[now->sequences[token]] + at / shape.block_size];
+    isa.remember_latent(cell, head_layout, at % shape.block_size,
                         pool.as<uint8_t>() + size_t(op.layer) * layer_bytes + size_t(block) * block_bytes);
 }
 
@@ -565,8 +664,8 @@ void OctModel::remember(const OctOp& op, int token, int head, int thread) const 
     const float* key = row(op.in, token) + (op.heads + head) * d;
     float* turned = scratch[size_t(thread)].key.as<float>();
     turn(op, key, op.k_norm, position, 1.f, turned, thread);
-    const int block = now->tables[now->table_start[now->sequences[token]] + position / shape.block_size];
-    isa.remember(turned, key + shape.kv_heads * d, head_layout, position % shape.block_size,
+    const int cell = cell_of(token), block = now->tables[now->table_start[now->sequences[token]] + cell / shape.block_size];
+    isa.remember(turned, key + shape.kv_heads * d, head_layout, cell % shape.block_size,
                  pool.as<uint8_t>() + size_t(op.layer) * layer_bytes + size_t(block) * block_bytes +
                      size_t(head) * head_layout.bytes);
 }
@@ -619,6 +718,9 @@ void OctModel::see(const OctOp& op, const Unit& unit, int from, int count, int s
     a.pool = pool.as<uint8_t>() + size_t(op.layer) * layer_bytes;
     a.block_bytes = block_bytes;
     a.table = now->tables + now->table_start[now->sequences[tile.first]];
+    const int last = tile.first + tile.count - 1, path = path_length(last);
+    a.trunk = now->positions[last] + 1 - path;
+    a.cells = path ? now->paths + now->path_start[last] : nullptr;
     a.kv_head = unit.head;
     a.cap = op.cap;
     a.scores = own.scores.as<float>();
@@ -772,6 +874,10 @@ OCT_API int32_t oct_step(OctModel* model, const OctStep* step) {
     return OK;
 }
 
+OCT_API int32_t oct_copy_cells(OctModel* model, int32_t count, const int32_t* source, const int32_t* target) {
+    return model->copy_cells(count, source, target);
+}
+
 OCT_API const char* oct_error(int32_t code) {
     switch (code) {
         case OK: return "nothing is wrong";
@@ -782,6 +888,7 @@ OCT_API const char* oct_error(int32_t code) {
         case BAD_TABLE: return "a block table that is too short, or a block outside of the pool";
         case BAD_SAMPLE: return "a sample of a token that is not in the step";
         case BAD_COPY: return "a copy from or to a block outside of the pool";
+        case BAD_TAP: return "a tap on what is no linear operation, or taps out of order";
         default: return "an unknown error";
     }
 }

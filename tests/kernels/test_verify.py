@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from octavo.core.messages import Sampling
-from octavo.executors.drafting.verification import agreed, judge
+from octavo.executors.drafting import verification
+from octavo.executors.drafting.contract import Draft
+from octavo.executors.drafting.verification import judge
 from octavo.executors.sampling import Context, distribution
 from octavo.executors.sampling import sample as expected_token
 from octavo.kernels.cuda import reference
@@ -56,9 +59,15 @@ def walk(kernels: Kernels, seed: int) -> int:
         longest = max(longest, count)
         want = reference.verify(guesses[mine], parents[mine], drawn[mine])
         assert (said[first : first + count].tolist(), path[first : first + count].tolist()) == want
-        if parents[mine] == list(range(-1, end - first - 1)) and -1 not in drawn[mine]:
-            assert count == agreed(drawn[mine], guesses[mine][1:])
+        if -1 not in drawn[mine]:
+            tokens = drawn[mine]
+            draft = Draft(guesses[mine][1:], None, [parent - 1 for parent in parents[mine][1:]])
+            assert want[0] == verification.walk(len(tokens), draft, partial(row_of, tokens))
     return longest
+
+
+def row_of(tokens: list[int], row: int, new: list[int]) -> int:
+    return tokens[row]
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3])

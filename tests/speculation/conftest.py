@@ -102,7 +102,7 @@ class NativeMaker(Maker[NativeExecutor]):
         model = Native(loaded.weights, Pool(blocks, BLOCK_SIZE, loaded.pool.kind), 1, loaded.isa)
         facts = msgspec.structs.replace(self._loaded.facts, total_blocks=blocks)
         stacks = native.Stacks(model, facts, config.executor.weights)
-        host = Host(config, facts, stacks.target, stacks.open, claim=stacks.claim)
+        host = Host(config, facts, stacks.target, stacks.open, trees=True, claim=stacks.claim, taps=True)
         return NativeExecutor(model, facts, grammars, drafting(host))
 
 

@@ -87,11 +87,6 @@ DRAFTERS: list[str | type[Drafter]] = [
 ]
 
 
-def trees_are_verified(tiny: AnyMaker, drafter: str | type[Drafter]) -> None:
-    if isinstance(tiny, NativeMaker) and (drafter is Bush or str(drafter).endswith("tree")):
-        pytest.skip("the native executor verifies chains")
-
-
 def installed(drafter: str | type[Drafter]) -> str | type[Drafter]:
     return drafter.partition(" ")[0] if isinstance(drafter, str) else drafter
 
@@ -137,7 +132,6 @@ def test_the_answers_are_those_without_guesses(
     tiny: AnyMaker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], drafter: str | type[Drafter], k: int
 ) -> None:
     """In company; in a pool that is too small, so that some are preempted; and after the executor's death."""
-    trees_are_verified(tiny, drafter)
     without = plain[SHORT]
     options = options_of(drafter, workload(SHORT), without.said, paths)
     executor = tiny(installed(drafter), tokens=56 if k == 3 else 2048, **options)
@@ -149,7 +143,6 @@ def test_the_answers_are_those_without_guesses(
 def test_long_answers_are_those_without_guesses(
     tiny: AnyMaker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], drafter: str | type[Drafter]
 ) -> None:
-    trees_are_verified(tiny, drafter)
     options = options_of(drafter, workload(LONG), plain[LONG].said, paths)
     replica = same(tiny(installed(drafter), **options), LONG, 5, plain[LONG], slots=8, depth=3)
     if drafter is Oracle:
@@ -177,8 +170,6 @@ def test_the_whole_grid(
         pytest.skip("needs --speculation-all")
     lines = [_ABOUT, "| drafter | k | guesses verified | right |", "|---|---|---|---|"]
     for drafter in DRAFTERS:
-        if isinstance(tiny, NativeMaker) and (drafter is Bush or str(drafter).endswith("tree")):
-            continue
         options = options_of(drafter, workload(LONG), plain[LONG].said, paths)
         for k in range(1, 9):
             runs = [

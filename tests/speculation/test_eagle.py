@@ -22,7 +22,7 @@ from octavo.executors.drafting.eagle import Eagle
 from octavo.executors.drafting.eagle_head import EagleHead, HeadSpec, load_head, save_head
 from octavo.executors.residents import Span
 from tests.executors.tiny import VOCAB, save_tiny
-from tests.speculation.conftest import CpuMaker
+from tests.speculation.conftest import CpuMaker, NativeMaker
 from tests.speculation.replica import Replica, asked
 
 HIDDEN, HEADS, KV_HEADS, INNER = 48, 4, 2, 64
@@ -59,18 +59,28 @@ def random_head(third: bool) -> EagleHead:
 
 
 class Kind(NamedTuple):
-    maker: CpuMaker
+    maker: CpuMaker | NativeMaker
     folder: Path
     head: EagleHead
+    llama: Llama
+    """The same model."""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["eagle-1", "eagle-3"])
+@pytest.fixture(
+    scope="module",
+    params=[(third, native) for native in (False, True) for third in (False, True)],
+    ids=["eagle-1", "eagle-3", "eagle-1 native", "eagle-3 native"],
+)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     folder = tmp_path_factory.mktemp("eagle")
     save_tiny(folder / "model", num_hidden_layers=4)
-    head = random_head(request.param)
+    third, native = request.param
+    head = random_head(third)
     save_head(folder / "head", head)
-    return Kind(CpuMaker(str(folder / "model")), folder / "head", head)
+    maker = CpuMaker(str(folder / "model"))
+    llama = maker().forward
+    assert isinstance(llama, Llama)
+    return Kind(NativeMaker(str(folder / "model")) if native else maker, folder / "head", head, llama)
 
 
 class Noted(Eagle):
@@ -146,8 +156,7 @@ def test_guesses_are_those_of_the_whole_text(kind: Kind, width: int, tokens: int
     assert replica.run(requests) == plain
     assert executor._drafting.failures == 0
     assert any(isinstance(event, RequestPreempted) for event in replica.events) == (tokens == 48)
-    assert isinstance(executor.forward, Llama)
-    reference = Plain(executor.forward, kind.head)
+    reference = Plain(kind.llama, kind.head)
     drafts = [(ids, draft) for ids, draft in noted[-1].noted if draft.tokens]
     assert len(drafts) > 0.9 * len(noted[-1].noted)
     with torch.inference_mode():

@@ -13,7 +13,7 @@ import pytest
 from octavo.core.messages import Sampling
 from octavo.executors.drafting.contract import Draft
 from octavo.executors.drafting.rolling import guess
-from octavo.executors.drafting.verification import agreed, remaining, verify
+from octavo.executors.drafting.verification import remaining, verify, walk
 from octavo.executors.sampling import Context, Ids, Logits, Reals, distribution
 
 DRAWS = 100_000
@@ -150,13 +150,17 @@ def test_greedy_takes_what_is_best() -> None:
         assert verify(ROWS, Draft(wrong), context, rule) == best[:2]
 
 
+def drawn_before(rows: list[int]) -> Callable[[int, list[int]], int]:
+    return lambda row, _: rows[row]
+
+
 def test_all_rows_at_once_give_what_one_after_another_does() -> None:
-    """`agreed`, for executors that draw every row with the guesses before it for context."""
+    """`walk`, for executors that draw every row with the guesses before it for context."""
     for seed in range(40):
         sampling = Sampling(seed=seed, repetition=1.5)
         guesses = np.random.default_rng(seed).integers(0, 5, 3).tolist()
         rows = [verify(row[None], Draft(), Context(sampling, 0, 1, [1, *guesses[:i]]))[0] for i, row in enumerate(ROWS)]
-        assert rows[: agreed(rows, guesses)] == verify(ROWS, Draft(guesses), Context(sampling, 0, 1, [1]))
+        assert walk(4, Draft(guesses), drawn_before(rows)) == verify(ROWS, Draft(guesses), Context(sampling, 0, 1, [1]))
 
 
 def test_noise_is_another_at_each_place_and_for_each_purpose() -> None:

@@ -20,10 +20,11 @@ from octavo.executors.drafting import tree, verification
 from octavo.executors.drafting.contract import Draft, Drafter, Want
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.verification import judge, verify
+from octavo.executors.native.executor import NativeExecutor
 from octavo.executors.residents import Resident, Run, span_of
 from octavo.executors.sampling import Context, Logits, Reals
 from tests.executors.tiny import VOCAB
-from tests.speculation.conftest import CpuMaker
+from tests.speculation.conftest import CpuMaker, NativeMaker
 from tests.speculation.drafters import Bush
 from tests.speculation.replica import Replica, asked
 from tests.speculation.test_rejection import chi_square
@@ -73,14 +74,28 @@ def test_faults_in_how_a_tree_is_taken_are_seen(
 ) -> None:
     if mutant in (first_child, any_guess):
         monkeypatch.setattr(verification, "child", mutant)
-        monkeypatch.setattr(cpu_executor, "path", by_rank)
+        for module in (tree, cpu_executor):
+            monkeypatch.setattr(module, "path", by_rank)
     elif mutant is as_a_chain:
         monkeypatch.setattr(cpu_executor, "span_of", mutant)
     elif mutant is by_rank:
-        monkeypatch.setattr(cpu_executor, "path", mutant)
+        for module in (tree, cpu_executor):
+            monkeypatch.setattr(module, "path", mutant)
     else:
         monkeypatch.setattr(cpu_executor.CpuExecutor, "_straighten", lambda *_: None)
     assert bushy(tiny, answers).run(REQUESTS) != answers
+
+
+def test_a_branch_that_stays_where_it_is_is_seen_on_native(
+    tiny_native: NativeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Replica(tiny_native(), policy="off").run(REQUESTS)
+    told = {(tuple(r.ids.tolist()), 0): plain[r.handle, 0] for r in REQUESTS}
+    replica = Replica(tiny_native(Bush, answers=told), options={"tokens": 7})
+    assert replica.run(REQUESTS) == plain
+    assert replica.accepted > len(replica.results)
+    monkeypatch.setattr(NativeExecutor, "_straighten", lambda *_: None)
+    assert Replica(tiny_native(Bush, answers=told), options={"tokens": 7}).run(REQUESTS) != plain
 
 
 # ── what a tree is ───────────────────────────────────────────────────────────────────────────────
