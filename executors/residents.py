@@ -6,8 +6,10 @@ sampling: it turns (StepPlan, StepBind) into *runs*, and is told what was sample
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +33,7 @@ class Resident:
     choice: int
     sampling: Sampling
     kv_len: int = 0
-    table: list[int] = field(default_factory=list)
+    table: array[int] = field(default_factory=partial(array, "i"))
     namespace: bytes = b""
     """Of its tenant: what is learnt from it may serve only residents of the same one."""
 
@@ -64,7 +66,7 @@ class Span(NamedTuple):
 
     ids: list[int]
     start: int
-    table: list[int]
+    table: Sequence[int]
     paths: Sequence[Sequence[int]] | None = None
 
     @property
@@ -95,7 +97,8 @@ def span_of(run: Run, guesses: Iterable[int], parents: Sequence[int] | None = No
     run.end + i; it comes after guess `parents[i]` (-1: after the run's own tokens), without parents after guess i - 1.
     """
     resident, own = run.resident, run.end - run.start
-    ids = [*resident.tokens[run.start : run.end], *guesses]
+    ids = resident.tokens[run.start : run.end]
+    ids += guesses
     if parents is None:
         return Span(ids, run.start, resident.table)
     paths = [list(range(run.start, cell + 1)) for cell in range(run.start, run.end)]
@@ -150,7 +153,7 @@ class Residents:
             bind.opened_n.tolist(),
             strict=True,
         ):
-            table = bind.opened_blocks[at : at + n].tolist()
+            table = array("i", bind.opened_blocks[at : at + n].tolist())
             at += n
             if (o := opens.get(open_id)) is not None:
                 tokens, prompt_len, choice, sampling = o.ids.tolist(), o.prompt_len, o.choice, o.sampling

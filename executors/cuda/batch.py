@@ -5,6 +5,7 @@ Pure NumPy: what comes of it is brought to the device as it is.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,20 +44,29 @@ class Batch:
 
 def build(spans: list[Span], block_size: int) -> Batch:
     """`spans` is not empty, nor is one of them."""
-    counts = np.fromiter((len(span.ids) for span in spans), dtype=np.int32, count=len(spans))
-    starts = np.fromiter((span.start for span in spans), dtype=np.int32, count=len(spans))
+    counts = np.array([len(span.ids) for span in spans], dtype=np.int32)
+    starts = np.array([span.start for span in spans], dtype=np.int32)
     lengths = starts + counts
     firsts = np.zeros(len(spans) + 1, dtype=np.int32)
     np.cumsum(counts, out=firsts[1:])
-    positions = np.arange(firsts[-1], dtype=np.int32) - np.repeat(firsts[:-1] - starts, counts)
-    row = np.repeat(np.arange(len(spans)), counts)
-    used = -(-lengths // block_size)
-    tables = np.zeros((len(spans), int(used.max())), dtype=np.int32)
-    for table, span, n in zip(tables, spans, used.tolist(), strict=True):
-        table[:n] = span.table[:n]
+    tables = _tables(spans)
+    ids = np.array([token for span in spans for token in span.ids], dtype=np.int64)
+    if len(ids) == len(spans):
+        positions, row = starts, np.arange(len(spans))
+    else:
+        positions = np.arange(firsts[-1], dtype=np.int32) - np.repeat(firsts[:-1] - starts, counts)
+        row = np.repeat(np.arange(len(spans)), counts)
     blocks = tables[row, positions // block_size].astype(np.int64)
-    ids = np.concatenate([np.asarray(span.ids, dtype=np.int64) for span in spans])
     return Batch(ids, positions, blocks * block_size + positions % block_size, tables, lengths, firsts)
+
+
+def _tables(spans: list[Span]) -> Ints:
+    """Their block tables as rows, as wide as the longest."""
+    sizes = np.array([len(span.table) for span in spans])
+    tables = np.zeros((len(spans), int(sizes.max())), dtype=np.int32)
+    flat = np.frombuffer(b"".join([array("i", span.table) for span in spans]), dtype=np.int32)
+    tables[np.arange(tables.shape[1]) < sizes[:, None]] = flat
+    return tables
 
 
 def attention_plans(batch: Batch, group: int, kv_heads: int, *, fill: int, window: int = 0) -> list[Plan]:

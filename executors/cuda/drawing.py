@@ -40,35 +40,65 @@ class Drawing:
     bias_values: npt.NDArray[np.float64]
 
 
-def drawing(rows: list[Row], vocabulary: int) -> Drawing:
-    made = draws(len(rows))
-    counts: list[Ints] = []
-    allowed: list[Ints] = []
-    bias: list[tuple[int, float]] = []
-    samplings = [row.resident.sampling for row in rows]
+class Drawer:
+    """Makes the drawings of one step after the other. Where the rows are those of the sequences of the step before, as
+    when all decode, what they ask for is known already."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._known: tuple[list[Resident], Draws] | None = None
+
+    def drawing(self, rows: list[Row]) -> Drawing:
+        residents = [row.resident for row in rows]
+        positions = [len(row.resident.tokens) + len(row.guesses) for row in rows]
+        if self._known is not None and self._known[0] == residents and all(row.mask is None for row in rows):
+            made = self._known[1]
+            made["position"] = positions
+            return Drawing(made, *self._nothing)
+        made = _asked(residents)
+        made["position"] = positions
+        counts: list[Ints] = []
+        allowed: list[Ints] = []
+        bias: list[tuple[int, float]] = []
+        for i, row in enumerate(rows):
+            sampling = row.resident.sampling
+            if _penalised(sampling):
+                made["counts"][i] = len(counts)
+                counts.append(_counts(row, self._vocabulary))
+            if row.mask is not None or sampling.allowed or sampling.banned or sampling.min_tokens:
+                made["allowed"][i] = len(allowed)
+                allowed.append(_bits(_allowed(row, self._vocabulary)))
+            if sampling.bias:
+                made["bias"][i] = len(bias)
+                bias += sampling.bias.items()
+                made["bias_end"][i] = len(bias)
+        self._known = None if counts or allowed or bias else (residents, made)
+        return Drawing(
+            made,
+            np.array(counts, dtype=np.int32).reshape(-1, self._vocabulary),
+            np.array(allowed, dtype=np.int32).reshape(-1, -(-self._vocabulary // 32)),
+            np.array([token for token, _ in bias], dtype=np.int32),
+            np.array([value for _, value in bias], dtype=np.float64),
+        )
+
+    @property
+    def _nothing(self) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float64]]:
+        return (
+            np.empty((0, self._vocabulary), np.int32),
+            np.empty((0, -(-self._vocabulary // 32)), np.int32),
+            np.empty(0, np.int32),
+            np.empty(0, np.float64),
+        )
+
+
+def _asked(residents: list[Resident]) -> Draws:
+    made = draws(len(residents))
+    samplings = [resident.sampling for resident in residents]
     for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "top_k"):
         made[name] = [getattr(sampling, name) for sampling in samplings]
     made["seed"] = [sampling.seed & 0xFFFFFFFFFFFFFFFF for sampling in samplings]
-    made["choice"] = [row.resident.choice for row in rows]
-    made["position"] = [len(row.resident.tokens) + len(row.guesses) for row in rows]
-    for i, (row, sampling) in enumerate(zip(rows, samplings, strict=True)):
-        if _penalised(sampling):
-            made["counts"][i] = len(counts)
-            counts.append(_counts(row, vocabulary))
-        if row.mask is not None or sampling.allowed or sampling.banned or sampling.min_tokens:
-            made["allowed"][i] = len(allowed)
-            allowed.append(_bits(_allowed(row, vocabulary)))
-        if sampling.bias:
-            made["bias"][i] = len(bias)
-            bias += sampling.bias.items()
-            made["bias_end"][i] = len(bias)
-    return Drawing(
-        made,
-        np.array(counts, dtype=np.int32).reshape(-1, vocabulary),
-        np.array(allowed, dtype=np.int32).reshape(-1, -(-vocabulary // 32)),
-        np.array([token for token, _ in bias], dtype=np.int32),
-        np.array([value for _, value in bias], dtype=np.float64),
-    )
+    made["choice"] = [resident.choice for resident in residents]
+    return made
 
 
 def _penalised(sampling: Sampling) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.grammar import GrammarError
-from octavo.executors.cuda.drawing import Row, drawing
+from octavo.executors.cuda.drawing import Drawer, Row
 from octavo.executors.cuda.mirror import mirrored
 from octavo.executors.drafting.contract import Draft
 from octavo.executors.drafting.verification import Rule, verify
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
 
 class Speaker:
     def __init__(self, kernels: Kernels, vocab_size: int, matchers: Matchers, rule: Rule) -> None:
-        self._kernels, self._vocab_size = kernels, vocab_size
+        self._kernels, self._drawer = kernels, Drawer(vocab_size)
         self._matchers, self._rule = matchers, rule
 
     def say(self, asked: list[Asked], logits: Tensor) -> list[Outcome]:
@@ -63,7 +63,7 @@ class Speaker:
 
     def draw(self, rows: list[Row], logits: Tensor) -> Tensor:
         """A token for each row, on the device; -1 where logits are not finite."""
-        made = drawing(rows, self._vocab_size)
+        made = self._drawer.drawing(rows)
         at = mirrored(
             logits.device,
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_the_automaton_finds_the_longest_repeated_suffix(text: list[int], other:
 def test_kv_counts_for_the_tokens_and_the_prefix_that_it_was_computed_for() -> None:
     written = Written(16, 4)
     one = resident([1, 2, 3, 4, 5, 6])
-    one.table = [7, 3, 9]
+    one.table = array("i", [7, 3, 9])
     assert written.upto(one) == 0
     written.wrote(one, 0, [1, 2, 3, 4, 5, 6, 77, 78, 79])  # with guesses
     assert written.upto(one) == 6
@@ -122,14 +123,14 @@ def test_kv_counts_for_the_tokens_and_the_prefix_that_it_was_computed_for() -> N
     one.tokens += [79]
     assert written.upto(one) == 8  # the 79 that is there stood after 78
     two = resident([1, 2, 3, 4, 5, 8])
-    two.table = [7, 3]
+    two.table = array("i", [7, 3])
     assert written.upto(two) == 5  # a shared prefix
     other = resident([9, 9, 9, 9, 5, 6])
-    other.table = [1, 3]
+    other.table = array("i", [1, 3])
     written.wrote(other, 0, [9, 9, 9, 9])
     assert written.upto(other) == 4  # the block is of the same tokens after another prefix
     written.copy([3], [5])
-    two.table = [7, 5]
+    two.table = array("i", [7, 5])
     assert written.upto(two) == 5
     written.clear()
     assert written.upto(one) == 0

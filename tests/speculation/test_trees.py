@@ -5,6 +5,7 @@ What goes for all drafters, chains or trees, is in `test_coupled`; `Bush` is one
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,7 +136,7 @@ def row_after(tokens: list[int], seed: int) -> Logits:
 
 
 def test_paths_are_cells_by_position() -> None:
-    resident = Resident(1, [7, 8, 9], 1, 0, Sampling(), kv_len=2, table=[4, 2])
+    resident = Resident(1, [7, 8, 9], 1, 0, Sampling(), kv_len=2, table=array("i", [4, 2]))
     span = span_of(Run(0, resident, 2, 3, True, 4, 9), [10, 11, 12, 13], [-1, 0, 0, -1])
     assert span.ids == [9, 10, 11, 12, 13]
     assert span.paths == [[2], [2, 3], [2, 3, 4], [2, 3, 5], [2, 6]]
