@@ -123,7 +123,8 @@ class EagleHead:
         return F.linear(normed, self.tensors["lm_head.weight"])
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.tensors[f"{name}.weight"], self.spec.eps)
+        weight = self.tensors[f"{name}.weight"]
+        return F.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, self.spec.eps)  # training may have x in bf16
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
