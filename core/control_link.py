@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -37,8 +37,8 @@ class ControlLink:
         info = read(run_dir)
         if info is None:
             raise FileNotFoundError(f"no daemon.json in {run_dir}: no daemon was started there")
-        self.progress = Progress()
-        """Replace it whole at any time; the next heartbeat carries it."""
+        self.progress: Callable[[], Progress] = Progress
+        """What the next heartbeat carries; called by the thread that sends it."""
         self._hello = hello
         self._daemon = info
         # Two one-way pairs: a send on a socket may swallow the wake-up of one who waits to read from it.
@@ -124,7 +124,7 @@ class ControlLink:
         while True:
             now = time.monotonic()
             if now >= next_beat:
-                self._tell(Heartbeat(self.progress))
+                self._tell(Heartbeat(self.progress()))
                 next_beat = now + HEARTBEAT_S
             ready = dict(poller.poll(max(0, int((next_beat - now) * 1000))))
             if self._dealer in ready:

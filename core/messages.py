@@ -15,6 +15,7 @@ are in tokens, times in nanoseconds of the host's monotonic clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Literal, TypeAlias
 
@@ -35,6 +36,11 @@ def col(values: Any = ()) -> Col:
 
 EMPTY: Col = col()
 EMPTY.flags.writeable = False
+
+
+def cols(rows: Sequence[Sequence[int]], width: int) -> tuple[Col, ...]:
+    """The `width` columns of some rows."""
+    return (EMPTY,) * width if not rows else tuple(map(col, zip(*rows, strict=True)))
 
 
 class Role(IntEnum):
@@ -716,12 +722,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 def _encode_column(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return np.ascontiguousarray(value, dtype=np.int32).data.cast("B")
+        return (value if value.dtype == np.int32 else value.astype(np.int32)).tobytes()
     raise NotImplementedError(f"cannot encode {type(value).__name__}")
 
 
 def _decode_column(kind: Any, value: Any) -> Any:
-    return np.frombuffer(value, dtype=np.int32)
+    return np.frombuffer(value, dtype=np.int32) if value != b"" else EMPTY
 
 
 Body: TypeAlias = (

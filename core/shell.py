@@ -21,11 +21,8 @@ from octavo.core.station import Arrival, Station
 from octavo.core.trace.catalogue import TraceOpened
 from octavo.core.trace.emit import Emitter
 
-STATS_MS = 50
+STATS_MS = 200
 """How old the numbers of a heartbeat may be."""
-
-BURST = 64
-"""Messages handled before control is looked at again."""
 
 
 class Shell:
@@ -44,9 +41,11 @@ class Shell:
         self.link = ControlLink(context, run_dir, hello)
         self._poller = self._watch()
         self._handled = 0
+        self._busy_ns: int | None = None
         self._stats: dict[str, int] = {}
         self._stats_ns = 0
         """When they were last read."""
+        self.link.progress = self._progress
 
     # ── what a subclass says ─────────────────────────────────────────────────────────────────────
 
@@ -80,9 +79,13 @@ class Shell:
     def run(self) -> None:
         """Until the supervisor says `Shutdown`."""
         with self.events, self.link:
-            while self._control():
-                self._work()
-                self._rest()
+            open_ = True
+            while open_:
+                ready = self._rest()
+                if self.link.socket in ready:
+                    open_ = self._control()
+                if open_:
+                    self._work(self.station.mailbox.socket in ready)
             self.station.close()
 
     def _control(self) -> bool:
@@ -110,11 +113,9 @@ class Shell:
             self.learn(message)
             self.link.send(TopologyAck(message.epoch))
 
-    def _work(self) -> None:
-        for _ in range(BURST):
-            arrival = self.station.receive()
-            if arrival is None:
-                break
+    def _work(self, mail: bool) -> None:
+        """One message: the next poll tells whether there are more, for less than a receive that finds nothing."""
+        if mail and (arrival := self.station.receive()) is not None:
             self._busy()
             for peer in arrival.news:
                 self.peer(peer)
@@ -125,16 +126,21 @@ class Shell:
 
     def _busy(self) -> None:
         self._handled += 1
-        now_ns = time.monotonic_ns()
+        self._busy_ns = now_ns = time.monotonic_ns()
         if now_ns - self._stats_ns > STATS_MS * 1_000_000:
             self._stats, self._stats_ns = self.stats(), now_ns
-        self.link.progress = Progress(counter=self._handled, busy_since_ns=now_ns, stats=self._stats)
 
-    def _rest(self) -> None:
-        for full in self.station.full:
-            self.link.send(full)
-        self.station.full.clear()
-        self.link.progress = Progress(counter=self._handled, stats=self._stats)
+    def _progress(self) -> Progress:
+        """For the thread of heartbeats, whenever it sends one."""
+        return Progress(counter=self._handled, busy_since_ns=self._busy_ns, stats=self._stats)
+
+    def _rest(self) -> list[zmq.Socket[bytes]]:
+        """Wait until there is something to do: the sockets that can be read."""
+        if self.station.full:
+            for full in self.station.full:
+                self.link.send(full)
+            self.station.full.clear()
+        self._busy_ns = None
         now_ns = time.monotonic_ns()
         timeout_ms = None
         if self.wakeup_ns is not None:
@@ -142,12 +148,15 @@ class Shell:
         due = now_ns - self._stats_ns > STATS_MS * 1_000_000
         if not due:  # between the messages of a step nobody has time for numbers
             short_ms = STATS_MS if timeout_ms is None else min(timeout_ms, STATS_MS)
-            if self._poller.poll(short_ms) or short_ms == timeout_ms:
-                return
+            ready = self._poll(short_ms)
+            if ready or short_ms == timeout_ms:
+                return ready
             timeout_ms = None if timeout_ms is None else timeout_ms - short_ms
         self._stats, self._stats_ns = self.stats(), now_ns
-        self.link.progress = Progress(counter=self._handled, stats=self._stats)
-        self._poller.poll(timeout_ms)
+        return self._poll(timeout_ms)
+
+    def _poll(self, timeout_ms: int | None) -> list[zmq.Socket[bytes]]:
+        return [socket for socket, _ in self._poller.poll(timeout_ms)]
 
     def _watch(self) -> zmq.Poller:
         poller = zmq.Poller()

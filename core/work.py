@@ -26,14 +26,14 @@ class Work(NamedTuple):
 def step_work(plan: StepPlan, bind: StepBind) -> Work:
     """Of the plan's items but for those that were not bound. What a decode attends to is its capacity, an upper
     bound that is exact to within the steps under way."""
+    if not len(bind.skipped) and Kind.CHUNK not in plan.kind.tolist() and int(plan.n.max(initial=1)) == 1:
+        tokens = sum(plan.start_or_cap.tolist())  # the common step: one token each
+        return Work(prefill_tokens=0, decodes=len(plan.n), attention=tokens, kv_tokens=tokens)
     n, at, chunk = plan.n, plan.start_or_cap, plan.kind == Kind.CHUNK
     if len(bind.skipped):
         kept = np.ones(len(n), dtype=np.bool_)
         kept[bind.skipped] = False
         n, at, chunk = n[kept], at[kept], chunk[kept]
-    if not chunk.any() and int(n.sum()) == len(n):  # the common step: one token each
-        tokens = int(at.sum(dtype=np.int64))
-        return Work(prefill_tokens=0, decodes=len(n), attention=tokens, kv_tokens=tokens)
     ends = at + n * chunk
     first = np.where(chunk, at, ends - n) + 1
     return Work(

@@ -52,11 +52,11 @@ class ExecutorActor(Shell):
             self.events.emit(WireDropped(peer="kv", why=f"{type(plan).__name__} is not a plan with its bind"))
             return
         result = self._executor.execute(plan, bind)
+        self.station.send(Role.SCHEDULER, encode(result), dest_gen=plan.scheduler_gen)
         self._steps += 1
         self._tokens += len(result.tokens)
         work = step_work(plan, bind)
         self._count(work.prefill_tokens + work.decodes)
-        self.station.send(Role.SCHEDULER, encode(result), dest_gen=plan.scheduler_gen)
         self.events.emit(
             StepExecuted(
                 step=plan.step,

@@ -244,8 +244,8 @@ class Client:
     def beat(self) -> None:
         """Show that this event loop still turns; once begun, the supervisor expects it to go on."""
         self._beats += 1
-        stats = {"open": len(self._streams)}
-        self._link.progress = Progress(counter=self._beats, busy_since_ns=time.monotonic_ns(), stats=stats)
+        progress = Progress(counter=self._beats, busy_since_ns=time.monotonic_ns(), stats={"open": len(self._streams)})
+        self._link.progress = lambda: progress
 
     async def wait_ended(self) -> str:
         """Wait until the daemon has ended or told everyone to stop; why."""

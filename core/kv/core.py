@@ -20,6 +20,7 @@ from octavo.core.kv.host import HostTier
 from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
+    EMPTY,
     Body,
     Col,
     Fork,
@@ -37,6 +38,7 @@ from octavo.core.messages import (
     SwapPolicy,
     Tick,
     col,
+    cols,
     namespace_name,
 )
 from octavo.core.policy import PolicyHost
@@ -200,12 +202,10 @@ class KvCore:
         host = self.pool.host
         swapped_before = 0 if host is None else host.swapped_out
         now_ns = self.pool.now_ns = plan.now_ns
-        for computed in self._computed:
-            residency = self._resident(computed.slot, computed.open_id)
-            if residency is not None and computed.step <= plan.taken + 1 and computed.open_id not in plan.failed:
-                self._insert(binding, computed.slot, residency, computed.upto, now_ns)
-        self._computed = [computed for computed in self._computed if computed.step > plan.taken + 1]
-        self._commit(binding, plan)
+        if self._computed:
+            self._share_computed(binding, plan)
+        if len(plan.commit_slot):
+            self._commit(binding, plan)
         for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
             self._release(slot, open_id, failed=open_id in plan.failed)
         for opening in plan.opens:
@@ -220,7 +220,7 @@ class KvCore:
             plan.step,
             self.pool.free,
             self.pool.evictable,
-            *(col([rebase[i] for rebase in binding.rebases]) for i in range(3)),
+            *cols(binding.rebases, 3),
         )
         evicted = self.pool.evicted - evicted_before
         events = [
@@ -246,23 +246,15 @@ class KvCore:
     def _step_bind(self, step: int, binding: _Binding) -> StepBind:
         # A slot released after its commit has no table left to re-point; its successor has another open_id.
         deltas = [d for d in binding.deltas if self._open_ids[d[0]] == d[1]]
-        opened = binding.opened
+        opened = [(slot, open_id, 0, length, len(table)) for slot, open_id, length, table in binding.opened]
         return StepBind(
-            kv_gen=self.generation,
-            step=step,
-            opened_slot=col([o[0] for o in opened]),
-            opened_open_id=col([o[1] for o in opened]),
-            opened_group=col([0] * len(opened)),
-            opened_len=col([o[2] for o in opened]),
-            opened_n=col([len(o[3]) for o in opened]),
-            opened_blocks=col([block for o in opened for block in o[3]]),
-            delta_slot=col([d[0] for d in deltas]),
-            delta_group=col([0] * len(deltas)),
-            delta_index=col([d[2] for d in deltas]),
-            delta_block=col([d[3] for d in deltas]),
-            copy_src=col([c[0] for c in binding.copies]),
-            copy_dst=col([c[1] for c in binding.copies]),
-            skipped=col(binding.skipped),
+            self.generation,
+            step,
+            *cols(opened, 5),
+            col([block for *_, table in binding.opened for block in table]) if opened else EMPTY,
+            *cols([(slot, 0, index, block) for slot, _, index, block in deltas], 4),
+            *cols(binding.copies, 2),
+            col(binding.skipped) if binding.skipped else EMPTY,
         )
 
     def _resident(self, slot: int, open_id: int) -> Residency | None:
@@ -270,6 +262,13 @@ class KvCore:
             return None
         residency = self._residencies[slot]
         return residency if residency is not None and residency.open_id == open_id else None
+
+    def _share_computed(self, binding: _Binding, plan: StepPlan) -> None:
+        for computed in self._computed:
+            residency = self._resident(computed.slot, computed.open_id)
+            if residency is not None and computed.step <= plan.taken + 1 and computed.open_id not in plan.failed:
+                self._insert(binding, computed.slot, residency, computed.upto, plan.now_ns)
+        self._computed = [computed for computed in self._computed if computed.step > plan.taken + 1]
 
     def _commit(self, binding: _Binding, plan: StepPlan) -> None:
         at = 0
@@ -449,7 +448,7 @@ class KvCore:
 
     def _bind_items(self, binding: _Binding, plan: StepPlan) -> None:
         slots, size = plan.slot, self._block_size
-        if not len(slots):
+        if not len(slots) or self._bind_decodes(plan):
             return
         inside = (slots >= 0) & (slots < len(self._open_ids))
         at = slots if inside.all() else np.where(inside, slots, 0)
@@ -481,6 +480,22 @@ class KvCore:
             self._ends[at] = np.maximum(ends, capacity)
         for i in np.flatnonzero(valid & chunk).tolist():
             self._computed.append(_Computed(plan.step, int(slots[i]), int(plan.open_id[i]), int(capacity[i])))
+
+    def _bind_decodes(self, plan: StepPlan) -> bool:
+        """The common step, whose items are all decodes that are in order and have their blocks: nothing but how far
+        each is bound is written down. False if it is another one; then nothing was done."""
+        slots, capacity = plan.slot, plan.start_or_cap
+        if not plan.kind.all() or int(slots.min()) < 0 or int(slots.max()) >= len(self._open_ids):
+            return False
+        ends = self._ends[slots]
+        good = self._open_ids[slots] == plan.open_id
+        good &= capacity <= self._held[slots] * self._block_size
+        good &= ends >= self._known[slots]
+        good &= plan.n > 0
+        if not good.all() or len(set(slots.tolist())) != len(slots):
+            return False
+        self._ends[slots] = np.maximum(ends, capacity)
+        return True
 
     def _grow(self, binding: _Binding, slot: int, need: int) -> None:
         residency = self._residencies[slot]

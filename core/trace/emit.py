@@ -33,7 +33,7 @@ from octavo.core.trace.catalogue import (
 QUEUE_LIMIT = 20_000
 """Events that may wait for the writer."""
 
-REST_S = 0.02
+REST_S = 0.05
 """How long the writer lets events come together."""
 
 encode = msgspec.json.Encoder().encode

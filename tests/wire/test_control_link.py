@@ -83,11 +83,12 @@ def test_it_says_hello_and_beats_with_the_latest_progress(
         assert isinstance(hello, Hello)
         assert (hello.role, hello.name, hello.pid) == (Role.CLIENT, "chat", os.getpid())
         assert hello.endpoint == wire.client_endpoint(run_dir, "chat")
-        link.progress = Progress(counter=7, busy_since_ns=3, stats={"running": 2})
+        progress = Progress(counter=7, busy_since_ns=3, stats={"running": 2})
+        link.progress = lambda: progress
         while True:  # bounded by `hear`: beats that left before are old news
             beat = supervisor.hear()
             if isinstance(beat, Heartbeat) and beat.progress.counter == 7:
-                assert beat.progress == link.progress
+                assert beat.progress == progress
                 break
 
 
