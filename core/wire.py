@@ -10,6 +10,7 @@ A message is a list of frames: header, body, and for a forwarded plan a third.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,6 +72,9 @@ class Mailbox:
         self.socket.linger = 0
         self.socket.rcvhwm = high_water
         self.socket.bind(endpoint)
+        self._descriptor = int(self.socket.fd)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrived = asyncio.Event()
 
     def receive(self) -> list[bytes] | None:
         """The next message's frames, or None when nothing waits."""
@@ -80,10 +84,17 @@ class Mailbox:
             return None
 
     async def wait(self) -> None:
-        """Return once something may have come; only after `receive` gave None."""
-        await readable(self.socket)
+        """Return once something may have come; only after `receive` gave None. Of one event loop: its reader stays,
+        since setting one up for every message costs more than the message."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._descriptor, self._arrived.set)
+        await self._arrived.wait()
+        self._arrived.clear()
 
     def close(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._descriptor)
         self.socket.close()
 
 

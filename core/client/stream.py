@@ -6,12 +6,12 @@ waiting is joined to fewer, larger pieces; a `Backlog` also bounds it (without o
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-import anyio
 import msgspec
 
 from octavo.core.messages import Row, Stages, TextLogprob, Times, Usage
@@ -188,7 +188,8 @@ class Stream:
         self._free = 0
         """So much of what waits does not count in the backlog."""
         self._closed = False
-        self._news = anyio.Event()
+        self._news: asyncio.Event | None = None
+        """While somebody waits."""
 
     async def accepted(self) -> int:
         """Wait until the request is accepted: its prompt's length in tokens.
@@ -204,12 +205,23 @@ class Stream:
         return self
 
     async def __anext__(self) -> Piece:
+        piece = await self.take(None)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    @property
+    def over(self) -> bool:
+        """Every choice's last piece has been taken, or the stream was left."""
+        return self._open_choices == 0 or self._closed
+
+    async def take(self, patience_s: float | None) -> Piece | None:
+        """The next piece. None if none comes for so long, or once the stream is `over`. Raises what has ended it."""
         while not self._pieces:
             if self.error is not None:
                 raise self.error
-            if self._open_choices == 0 or self._closed:
-                raise StopAsyncIteration
-            await self._wait()
+            if self.over or not await self._wait(patience_s):
+                return None
         first = self._pieces.popleft()
         piece = first.piece
         if self._last[piece.choice] is first:
@@ -323,12 +335,25 @@ class Stream:
         self.error = error
         self._wake()
 
-    async def _wait(self) -> None:
-        await self._news.wait()
+    async def _wait(self, patience_s: float | None = None) -> bool:
+        """Until something is new: False if nothing was for so long. Asyncio's own means, since this happens for every
+        piece; a timer that only wakes costs less than a scope that cancels."""
+        news = self._news = self._news or asyncio.Event()
+        timer = None if patience_s is None else asyncio.get_running_loop().call_later(patience_s, news.set)
+        try:
+            await news.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if self._news is news:  # set by the timer, so of no use to who waits next
+            self._news = None
+            return False
+        return True
 
     def _wake(self) -> None:
-        news, self._news = self._news, anyio.Event()
-        news.set()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
 
 def _joined(former: Piece, piece: Piece) -> Piece:

@@ -49,9 +49,9 @@ class Observations:
         self._output: Times = np.zeros(0, dtype=np.int64)
 
     def planned(self, plan: StepPlan, tenants: Ints) -> None:
-        """A plan goes out; `tenants` are those of its items."""
+        """A plan goes out; `tenants` are those of all slots."""
         if self.on:
-            self._made[plan.step] = _Made(plan, tenants)
+            self._made[plan.step] = _Made(plan, tenants[plan.slot])
 
     def completed(self, now_ns: int, result: StepResult) -> None:
         made = self._made.pop(result.step, None)

@@ -6,27 +6,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.core.messages import Col, Fork, Open, col
+from octavo.core.messages import EMPTY, Col, Fork, Open
 from octavo.core.scheduler.sequence import Sequence
 from octavo.core.scheduler.slots import SlotIds
 from octavo.core.trace.catalogue import Event
+
+NOBODY: SlotIds = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(slots=True)
 class Commits:
     """Tokens to tell the KV-manager with the next plan, a row per residency and result."""
 
-    slot: list[int] = field(default_factory=list)
-    open_id: list[int] = field(default_factory=list)
-    kv_len: list[int] = field(default_factory=list)
-    n: list[int] = field(default_factory=list)
+    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """slot, open_id, kv_len, number of tokens"""
     tokens: list[int] = field(default_factory=list)
 
     def add(self, slot: int, open_id: int, kv_len: int, tokens: list[int]) -> None:
-        self.slot.append(slot)
-        self.open_id.append(open_id)
-        self.kv_len.append(kv_len)
-        self.n.append(len(tokens))
+        self.rows.append((slot, open_id, kv_len, len(tokens)))
         self.tokens += tokens
 
 
@@ -56,9 +53,10 @@ class Draft:
     debit: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    decodes: SlotIds = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
-    drafts: Col = field(default_factory=col)
-    capacity: Col = field(default_factory=col)
+    decodes: SlotIds = field(default_factory=lambda: NOBODY)
+    most: Col = field(default_factory=lambda: EMPTY)
+    """Most tokens that each decode may yield: its guesses, and one."""
+    capacity: Col = field(default_factory=lambda: EMPTY)
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
     opens: list[Open] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)

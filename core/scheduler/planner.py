@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.core.messages import Kind, StepPlan, col
+from octavo.core.messages import EMPTY, Kind, StepPlan, col, cols
 from octavo.core.policy import PolicyHost, split_in_order
 from octavo.core.policy.rules import AGEING_NS, MAX_HOLD_NS, MAX_LEFT_OUT
 from octavo.core.scheduler.admission import Admission
@@ -189,24 +189,29 @@ class Planner:
         if not len(decodes):
             return
         slots = self.slots
-        known, limit = slots.known[decodes], slots.limit[decodes]
-        if int(drafts.sum()) + len(drafts) > draft.budget:
-            drafts = np.where(np.cumsum(drafts + 1) <= draft.budget, drafts, 0)
-        capacity = np.minimum(known + slots.in_flight_most[decodes] + drafts, limit).astype(np.int32)
-        need = np.maximum(0, slots.blocks_for(capacity) - slots.blocks[decodes])
-        if int(need.sum()) > draft.credit and drafts.any():  # a draft is not worth waiting for a block
-            drafts = np.zeros_like(drafts)
-            capacity = np.minimum(known + slots.in_flight_most[decodes], limit).astype(np.int32)
-            need = np.maximum(0, slots.blocks_for(capacity) - slots.blocks[decodes])
-        if int(need.sum()) > draft.credit or int(drafts.sum()) + len(drafts) > draft.budget:
-            fits = ((need == 0) | (np.cumsum(need) <= draft.credit)) & (np.cumsum(drafts + 1) <= draft.budget)
-            decodes, drafts, capacity, need = decodes[fits], drafts[fits], capacity[fits], need[fits]
-        slots.blocks[decodes] += need
+        sure, limit, held = slots.known[decodes], slots.limit[decodes], slots.blocks[decodes]
+        sure += slots.in_flight_most[decodes]
+        most = drafts + 1
+        if int(most.sum()) > draft.budget:
+            most = np.where(np.cumsum(most) <= draft.budget, most, 1)
+        capacity = np.minimum(sure + (most - 1), limit)
+        need = np.maximum(slots.blocks_for(capacity) - held, 0)
+        if int(need.sum()) > draft.credit and int(most.max()) > 1:  # a draft is not worth waiting for a block
+            most = np.ones_like(most)
+            capacity = np.minimum(sure, limit)
+            need = np.maximum(slots.blocks_for(capacity) - held, 0)
+        blocks, tokens = int(need.sum()), int(most.sum())
+        if blocks > draft.credit or tokens > draft.budget:
+            fits = ((need == 0) | (np.cumsum(need) <= draft.credit)) & (np.cumsum(most) <= draft.budget)
+            decodes, most, capacity, need = decodes[fits], most[fits], capacity[fits], need[fits]
+            blocks, tokens = int(need.sum()), int(most.sum())
+        if blocks:
+            slots.blocks[decodes] += need
         slots.in_flight[decodes] += 1
-        slots.in_flight_most[decodes] += drafts + 1
-        draft.decodes, draft.drafts, draft.capacity = decodes, drafts, capacity
-        draft.decode_tokens = int(drafts.sum()) + len(drafts)
-        draft.spend(int(need.sum()), draft.decode_tokens)
+        slots.in_flight_most[decodes] += most
+        draft.decodes, draft.most, draft.capacity = decodes, most, capacity
+        draft.decode_tokens = tokens
+        draft.spend(blocks, tokens)
 
     # ── prefills ─────────────────────────────────────────────────────────────────────────────────
 
@@ -268,41 +273,50 @@ class Planner:
         self._step = draft.step
         self._resting_ns = None
         slots, commits = self.slots, self.commits
-        chunk_slots = np.asarray([c[0] for c in draft.chunks], dtype=np.intp)
-        items = np.concatenate([draft.decodes, chunk_slots])
-        chunk_ends = np.asarray([slots.planned[slot] == slots.known[slot] for slot in chunk_slots], dtype=np.int32)
+        items, start_or_cap, n = draft.decodes, draft.capacity, draft.most
+        kind = yields = np.ones(len(items), dtype=np.int32)
+        most = n
+        if draft.chunks:
+            at, start, tokens = cols(draft.chunks, 3)
+            samples = slots.planned[at] == slots.known[at]
+            items, start_or_cap = np.concatenate([items, at]), np.concatenate([start_or_cap, start])
+            kind = np.repeat(_KINDS, (len(n), len(at)))
+            yields, most = np.concatenate([yields, samples]), np.concatenate([n, samples])
+            n = np.concatenate([n, tokens])
+        releases = self.room.releases
+        release_slot, release_open_id, release_blocks = cols(releases, 3)
+        commit_slot, commit_open_id, commit_kv_len, commit_n = cols(commits.rows, 4)
         plan = StepPlan(
             scheduler_gen=self._generation,
             step=draft.step,
             now_ns=draft.now_ns,
-            commit_slot=col(commits.slot),
-            commit_open_id=col(commits.open_id),
-            commit_kv_len=col(commits.kv_len),
-            commit_n=col(commits.n),
-            commit_tokens=col(commits.tokens),
-            release_slot=col([r[0] for r in self.room.releases]),
-            release_open_id=col([r[1] for r in self.room.releases]),
+            commit_slot=commit_slot,
+            commit_open_id=commit_open_id,
+            commit_kv_len=commit_kv_len,
+            commit_n=commit_n,
+            commit_tokens=col(commits.tokens) if commits.tokens else EMPTY,
+            release_slot=release_slot,
+            release_open_id=release_open_id,
             opens=draft.opens,
             forks=draft.forks,
             slot=items.astype(np.int32),
             open_id=slots.open_id[items],
-            kind=np.repeat(_KINDS, (len(draft.decodes), len(draft.chunks))),
-            start_or_cap=np.concatenate([draft.capacity, col([c[1] for c in draft.chunks])]),
-            n=np.concatenate([draft.drafts + 1, col([c[2] for c in draft.chunks])]).astype(np.int32),
+            kind=kind,
+            start_or_cap=start_or_cap,
+            n=n,
             taken=self.taken,
             failed=self.failed,
         )
-        ones = np.ones(len(draft.decodes), dtype=np.int32)
         outstanding = Outstanding(
             step=draft.step,
             planned_ns=draft.now_ns,
             slot=plan.slot,
             open_id=plan.open_id,
             sequences=[s for slot in items.tolist() if (s := slots.sequences[slot]) is not None],
-            yields=np.concatenate([ones, chunk_ends]),
-            most=np.concatenate([draft.drafts + 1, chunk_ends]).astype(np.int32),
+            yields=yields,
+            most=most,
         )
-        self.ledger.debit(draft.step, draft.debit, sum(r[2] for r in self.room.releases))
+        self.ledger.debit(draft.step, draft.debit, int(release_blocks.sum()) if releases else 0)
         planned = StepPlanned(
             step=draft.step,
             sequences=len(items),
@@ -310,7 +324,7 @@ class Planner:
             decode_tokens=draft.decode_tokens,
             opens=len(draft.opens),
             forks=len(draft.forks),
-            releases=len(self.room.releases),
+            releases=len(releases),
             waiting=len(self.queue),
             running=slots.running,
             credit=draft.credit,

@@ -11,7 +11,7 @@ Knows nothing of blocks' ids, of messages or of time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 SlotIds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.intp]]
 """Slots, as an index into the columns."""
+
+
+OF_RESIDENCY = ("arrival_ns", "prompt", "priority", "deadline_ns", "tenant", "preemptions", "cached")
+"""Columns of a view that do not change as long as the same sequences are resident."""
 
 
 class Slots:
@@ -70,6 +74,10 @@ class Slots:
         """What the next row of Deltas says of it, if it has one token: handle, choice, attempt, index, 1, cached."""
         self.guesses = Guesses(count)
         self._oldest_first: SlotIds | None = None
+        self._viewed: SlotIds | None = None
+        """Whom the last view showed."""
+        self._kept: dict[str, Any] = {}
+        """Its columns `OF_RESIDENCY`."""
 
     @property
     def running(self) -> int:
@@ -121,25 +129,24 @@ class Slots:
 
     def view(self, slots: SlotIds) -> Running:
         """What policies see of these slots, in this order; copies, so that nothing can be changed through it."""
-        columns = (
-            self.arrival_ns[slots],
-            self.known[slots],
-            self.planned[slots],
-            self.prompt[slots],
-            self.limit[slots] - self.known[slots],
-            self.priority[slots],
-            self.deadline_ns[slots],
-            self.tenant[slots],
-            self.preemptions[slots],
-            self.blocks[slots],
-            self.decoding[slots],
-            self.cached[slots],
-            self.guesses.judged[slots],
-            self.guesses.right[slots],
-        )
-        for column in columns:
+        if slots is not self._viewed:
+            self._viewed = slots
+            for name in OF_RESIDENCY:
+                column = getattr(self, name)[slots]
+                self._kept[name] = np.frombuffer(column.tobytes(), column.dtype)  # nobody can make these writeable
+        known = self.known[slots]
+        moving = {
+            "known": known,
+            "planned": self.planned[slots],
+            "output_left": self.limit[slots] - known,
+            "blocks": self.blocks[slots],
+            "decoding": self.decoding[slots],
+            "judged": self.guesses.judged[slots],
+            "right": self.guesses.right[slots],
+        }
+        for column in moving.values():
             column.flags.writeable = False
-        return Running(*columns)
+        return Running(**self._kept, **moving)
 
 
 NO_DEADLINE = np.iinfo(np.int64).max

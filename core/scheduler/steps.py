@@ -46,7 +46,7 @@ class Steps:
             plan, outstanding, events = planned
             self._outstanding[plan.step] = outstanding
             book.outbox.send(Role.KV, plan)
-            book.observations.planned(plan, self._slots.tenant[plan.slot])
+            book.observations.planned(plan, self._slots.tenant)
             book.outbox.events += events
             for sequence in planner.room.sent_back:
                 book.ask_match(sequence)
@@ -156,30 +156,33 @@ class Steps:
         """Take, by columns, the items with one token that only has to be passed on: in a decoding step nearly all.
         Gives which they were."""
         slots, slot = self._slots, outstanding.slot
-        if result.logprobs is not None or not np.array_equal(result.open_id, outstanding.open_id):
+        if result.logprobs is not None or result.open_id.tobytes() != outstanding.open_id.tobytes():
             return np.zeros(len(result.n_new), dtype=np.bool_)
+        known = slots.known[slot]
         plain: Mask = slots.plain[slot]
         plain &= current
         plain &= result.n_new == 1
-        plain &= slots.known[slot] < slots.limit[slot] - 1
-        at, tokens = np.flatnonzero(plain), result.tokens
-        if not len(at):
+        plain &= known < slots.limit[slot] - 1
+        if not plain.any():
             return plain
-        if len(at) < len(plain):
-            slot, tokens = slot[at], tokens[(np.cumsum(result.n_new) - 1)[at]]
+        sequences, tokens, kv_len = outstanding.sequences, result.tokens, result.kv_len
+        if not plain.all():
+            at = np.flatnonzero(plain)
+            slot, known, kv_len, tokens = slot[at], known[at], kv_len[at], tokens[(np.cumsum(result.n_new) - 1)[at]]
+            sequences = [sequences[i] for i in at.tolist()]
         ended = []
-        for i, token in zip(at.tolist(), tokens.tolist(), strict=True):
-            sequence = outstanding.sequences[i]
+        for sequence, token in zip(sequences, tokens.tolist(), strict=True):
             sequence.tokens.append(token)
             if token in sequence.request.stop_ids:
                 ended.append(sequence)
         rows.add_singles(slots.row[:, slot], tokens)
         slots.row[INDEX, slot] += 1
-        slots.known[slot] += 1
-        kv_len = np.minimum(result.kv_len[at], slots.known[slot])
+        slots.known[slot] = known = known + 1
+        kv_len = np.minimum(kv_len, known)
         full = kv_len // slots.block_size > slots.committed[slot] // slots.block_size
-        for i, computed in zip(at[full].tolist(), kv_len[full].tolist(), strict=True):
-            self._commit(outstanding.sequences[i], computed)
+        if full.any():
+            for i in np.flatnonzero(full).tolist():
+                self._commit(sequences[i], int(kv_len[i]))
         for sequence in ended:
             self._finish(now_ns, sequence, "stop", "", rows)
         return plain

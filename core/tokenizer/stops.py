@@ -59,8 +59,10 @@ class StopFilter:
 
     def push(self, piece: Piece) -> Released:
         """What can be released now that `piece` is known; possibly nothing."""
+        if not self._patterns:
+            return Released(piece.ids, piece.text)
         self._held.append(piece)
-        for at, char in enumerate(piece.text if self._patterns else ""):
+        for at, char in enumerate(piece.text):
             if length := self._advance(char):
                 return self._stop(self._held_chars + at + 1 - length)
         self._held_chars += len(piece.text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -27,10 +27,10 @@ from octavo.plugins.openai.search import Searcher
 from octavo.plugins.openai.tenants.account import Account, Limited
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from anyio.abc import TaskGroup
-    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from anyio.streams.memory import MemoryObjectSendStream
     from starlette.types import Receive, Scope, Send
 
     from octavo.core.client.client import Health
@@ -216,55 +216,64 @@ class Answer(Response):
     async def _respond(
         self, tasks: TaskGroup, streams: list[Stream], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        outgoing, pieces = anyio.create_memory_object_stream[News](0)
-        with pieces:
-            with outgoing:
-                for number, stream in enumerate(streams):
-                    tasks.start_soon(self._pump, number, stream, outgoing.clone())
+        news = self._news(0, streams[0]) if len(streams) == 1 else self._merged(tasks, streams)
+        async with aclosing(news):
             if self._asked.stream:
-                await self._events(streams, pieces, send)
+                await self._events(streams, news, send)
             else:
-                body = msgspec.json.encode(await self._whole(pieces))
+                body = msgspec.json.encode(await self._whole(news))
                 self._end("finished")
                 response = Response(body, media_type="application/json", headers=self._extra_headers)
                 await response(scope, receive, send)
 
-    async def _pump(self, number: int, stream: Stream, outgoing: MemoryObjectSendStream[News]) -> None:
-        """One prompt's pieces; an error ends them."""
+    async def _news(self, number: int, stream: Stream) -> AsyncGenerator[News | None]:
+        """One prompt's pieces, and None whenever none has come for a while; an error ends them."""
         first = number * self._asked.params.n
-        with outgoing, suppress(anyio.BrokenResourceError):  # raised once nobody listens: the answer has failed
-            try:
-                text = await self._prompt_text(number) if self._asked.echo else ""
-                begun: set[int] = set()
-                async for piece in stream:
-                    if self._asked.echo and piece.choice not in begun:
-                        begun.add(piece.choice)
-                        await outgoing.send((first + piece.choice, _echo(piece, text)))
-                    shown = _without_output(piece) if self._asked.scores_only else piece
-                    await outgoing.send((first + piece.choice, shown))
-            except ClientError as error:
-                await outgoing.send((first, self._told(number, error)))
+        try:
+            text = await self._prompt_text(number) if self._asked.echo else ""
+            begun: set[int] = set()
+            while (piece := await stream.take(KEEP_ALIVE_S)) is not None or not stream.over:
+                if piece is None:
+                    yield None
+                    continue
+                if self._asked.echo and piece.choice not in begun:
+                    begun.add(piece.choice)
+                    yield first + piece.choice, _echo(piece, text)
+                yield first + piece.choice, _without_output(piece) if self._asked.scores_only else piece
+        except ClientError as error:
+            yield first, self._told(number, error)
+
+    async def _merged(self, tasks: TaskGroup, streams: list[Stream]) -> AsyncGenerator[News | None]:
+        """Those of several prompts, as they come."""
+        outgoing, incoming = anyio.create_memory_object_stream[News | None](0)
+        with incoming:
+            with outgoing:
+                for number, stream in enumerate(streams):
+                    tasks.start_soon(_pump, self._news(number, stream), outgoing.clone())
+            async for news in incoming:
+                yield news
 
     async def _prompt_text(self, number: int) -> str:
         prompt = self._asked.prompts[number]
         return await self._engine.detokenize(prompt.ids) if isinstance(prompt, Ids) else getattr(prompt, "text", "")
 
-    async def _whole(self, pieces: MemoryObjectReceiveStream[News]) -> dict[str, object]:
+    async def _whole(self, pieces: AsyncGenerator[News | None]) -> dict[str, object]:
         n, shown = self._asked.params.n, self._asked.shown
         choices: list[list[Piece]] = [[] for _ in range(len(self._asked.prompts) * n)]
-        async for number, news in pieces:
-            choices[number].append(self._checked(news))
+        async for news in pieces:
+            if news is not None:
+                choices[news[0]].append(self._checked(news[1]))
         if shown < n:
             groups = [choices[i : i + n] for i in range(0, len(choices), n)]
             choices = [one for group in groups for one in sorted(group, key=mean_logprob, reverse=True)[:shown]]
         return self._reply.whole(choices, self._total)
 
-    async def _events(self, streams: list[Stream], pieces: MemoryObjectReceiveStream[News], send: Send) -> None:
+    async def _events(self, streams: list[Stream], pieces: AsyncGenerator[News | None], send: Send) -> None:
         """The response begins with the first piece (or pause): until then the scheduler may refuse what was
         accepted, and the status tells it."""
         begun = False
         try:
-            async for news in _with_pauses(pieces):
+            async for news in pieces:
                 piece = None if news is None else self._checked(news[1])
                 if not begun:
                     self._raise_refusals(streams)
@@ -273,8 +282,8 @@ class Answer(Response):
                 if news is None or piece is None:
                     await _write(send, sse.KEEP_ALIVE)
                     continue
-                for chunk in self._reply.chunks(news[0], piece):
-                    await self._send_chunk(send, chunk)
+                if chunks := self._reply.chunks(news[0], piece):
+                    await _write(send, b"".join(map(self._event, chunks)))
         except ApiError as error:
             if not begun:
                 raise
@@ -308,12 +317,12 @@ class Answer(Response):
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         for number in range(len(self._asked.prompts) * self._asked.params.n):
             for chunk in self._reply.opening(number):
-                await self._send_chunk(send, chunk)
+                await _write(send, self._event(chunk))
 
-    async def _send_chunk(self, send: Send, chunk: dict[str, object]) -> None:
+    def _event(self, chunk: dict[str, object]) -> bytes:
         if self._asked.continuous_usage:
             chunk["usage"] = self._total.body_so_far()
-        await _write(send, sse.event(chunk))
+        return sse.event(chunk)
 
 
 def mean_logprob(pieces: list[Piece]) -> float:
@@ -359,16 +368,11 @@ def error_response(error: ApiError) -> Response:
     return Response(body, status_code=error.status, media_type="application/json", headers=error.headers())
 
 
-async def _with_pauses(pieces: MemoryObjectReceiveStream[News]) -> AsyncIterator[News | None]:
-    """The news as they come, and None whenever none has come for a while."""
-    while True:
-        news = None
-        with anyio.move_on_after(KEEP_ALIVE_S):
-            try:
-                news = await pieces.receive()
-            except anyio.EndOfStream:
-                return
-        yield news
+async def _pump(news: AsyncGenerator[News | None], outgoing: MemoryObjectSendStream[News | None]) -> None:
+    async with outgoing, aclosing(news):
+        with suppress(anyio.BrokenResourceError):  # raised once nobody listens: the answer has failed
+            async for one in news:
+                await outgoing.send(one)
 
 
 async def _write(send: Send, data: bytes, *, last: bool = False) -> None:
