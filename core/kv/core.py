@@ -247,14 +247,25 @@ class KvCore:
         # A slot released after its commit has no table left to re-point; its successor has another open_id.
         deltas = [d for d in binding.deltas if self._open_ids[d[0]] == d[1]]
         opened = [(slot, open_id, 0, length, len(table)) for slot, open_id, length, table in binding.opened]
+        opened_slot, opened_open_id, opened_group, opened_len, opened_n = cols(opened, 5)
+        delta_slot, delta_group, delta_index, delta_block = cols([(d[0], 0, d[2], d[3]) for d in deltas], 4)
+        copy_src, copy_dst = cols(binding.copies, 2)
         return StepBind(
-            self.generation,
-            step,
-            *cols(opened, 5),
-            col([block for *_, table in binding.opened for block in table]) if opened else EMPTY,
-            *cols([(slot, 0, index, block) for slot, _, index, block in deltas], 4),
-            *cols(binding.copies, 2),
-            col(binding.skipped) if binding.skipped else EMPTY,
+            kv_gen=self.generation,
+            step=step,
+            opened_slot=opened_slot,
+            opened_open_id=opened_open_id,
+            opened_group=opened_group,
+            opened_len=opened_len,
+            opened_n=opened_n,
+            opened_blocks=col([block for *_, table in binding.opened for block in table]) if opened else EMPTY,
+            delta_slot=delta_slot,
+            delta_group=delta_group,
+            delta_index=delta_index,
+            delta_block=delta_block,
+            copy_src=copy_src,
+            copy_dst=copy_dst,
+            skipped=col(binding.skipped) if binding.skipped else EMPTY,
         )
 
     def _resident(self, slot: int, open_id: int) -> Residency | None:

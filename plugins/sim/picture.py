@@ -17,7 +17,7 @@ from octavo.core.trace.run import Run
 from octavo.plugins.sim.metrics import Floats
 from octavo.plugins.sim.report import rows
 from octavo.plugins.sim.simulate import Simulated
-from octavo.plugins.timeline import page
+from octavo.plugins.timeline import beside
 
 WIDTH, HEIGHT, LEFT, BELOW = 520, 240, 34, 22
 COLOURS = ("#2c6fbb", "#c8553d", "#3f8f4f", "#8a5bb0", "#b8860b", "#4aa3a2")
@@ -27,8 +27,6 @@ table { border-collapse: collapse; margin: 1em 0; }
 td, th { padding: .15em .8em; border-bottom: 1px solid #ddd; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
 .row { display: flex; flex-wrap: wrap; gap: 1em; }
-.run { flex: 1 1 45%; min-width: 40em; }
-iframe { width: 100%; height: 80vh; border: 1px solid #ccc; }
 svg text { font-size: 11px; fill: #555; }
 """
 
@@ -45,23 +43,19 @@ def render(title: str, variants: Sequence[Shown]) -> str:
         f"<figure><figcaption>{name}</figcaption>{_curves([getattr(one.times, column) for one in found])}</figure>"
         for name, column in (("TTFT", "ttft"), ("TPOT", "tpot"), ("E2E", "e2e"))
     )
-    runs = "".join(
-        f'<div class="run"><h2>{_name(i, shown.found)}</h2><iframe srcdoc="{_timeline(shown)}"></iframe></div>'
+    runs = beside.frames(
+        (_name(i, shown.found), shown.run, {"model": "simulated", "run": shown.found.summary.variant})
         for i, shown in enumerate(variants)
     )
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
-        f'<div class="row">{_table(found)}<div>{curves}</div></div><div class="row">{runs}</div></body></html>'
+        f"<style>{STYLE}{beside.STYLE}</style></head><body><h1>{escape(title)}</h1>"
+        f'<div class="row">{_table(found)}<div>{curves}</div></div>{runs}</body></html>'
     )
 
 
 def _name(i: int, one: Simulated) -> str:
     return f'<span style="color:{COLOURS[i % len(COLOURS)]}">■</span> {escape(one.summary.variant)}'
-
-
-def _timeline(shown: Shown) -> str:
-    return escape(page.render(shown.run, {"run": shown.found.summary.variant, "model": "simulated"}))
 
 
 def _table(found: Sequence[Simulated]) -> str:

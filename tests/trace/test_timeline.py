@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections import defaultdict
+from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from octavo.core.cli import main
 from octavo.core.trace.life import lives
 from octavo.core.trace.read import Line
 from octavo.core.trace.run import Run
 from octavo.plugins.timeline import chrome, page
 from octavo.plugins.timeline.command import export
+from tests.metrics.browser import chromium
 from tests.trace.conftest import Loaded
 
 NEEDED = {
@@ -120,6 +121,64 @@ def test_an_empty_run_is_an_empty_picture() -> None:
 # ── the page ─────────────────────────────────────────────────────────────────────────────────────
 
 
+class Frames(HTMLParser):
+    """The pages inside a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.pages: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "iframe":
+            self.pages.append(dict(attrs)["srcdoc"] or "")
+
+
+def data_of(text: str) -> page.Data:
+    found = re.search(r"^const DATA = (.*);$", text, re.MULTILINE)
+    assert found
+    return msgspec.json.decode(found[1], type=page.Data)
+
+
+@pytest.fixture(scope="module")
+def both(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run beside what the simulator makes of the same requests."""
+    folder = tmp_path_factory.mktemp("both")
+    assert main(["sim", "--trace", str(loaded.path), "--out", str(folder / "simulated"), "--json"]) == 0
+    assert export(run=loaded.path, beside_=[folder / "simulated"], out=folder / "both.html") == 0
+    return folder / "both.html"
+
+
+def test_a_simulated_run_lies_beside_the_real_one(loaded: Loaded, both: Path) -> None:
+    real, simulated = map(data_of, Frames(both.read_text(encoding="utf-8")).pages)
+    assert simulated.about["model"] == "simulated"
+    assert {choice.id for choice in real.choices} == set(loaded.seen)
+    answered = {choice.id for choice in real.choices if choice.output}
+    assert 0 < len(answered) <= len({choice.id for choice in simulated.choices})
+    for one in (real, simulated):
+        assert one.lanes["executor"]
+        assert one.counters
+    assert not re.search(r"""(src|href)\s*=|url\(|@import|\bfetch\(|import\(|https?://""", both.read_text())
+
+
+def test_a_browser_draws_both_and_they_show_the_same_time(both: Path, tmp_path: Path) -> None:
+    asking = """<script>addEventListener("load", () => {
+      const [one, other] = [...document.querySelectorAll("iframe")].map(frame => frame.contentWindow);
+      one.eval("shift(5000)");
+      setTimeout(() => {
+        const seen = [one, other].map(page => page.eval("`${Math.round(from - first)} to ${Math.round(to - first)}`"));
+        document.body.append(`shown: ${seen.join(" | ")} :end`);
+      }, 900);
+    });</script>"""
+    asked = tmp_path / "asked.html"
+    asked.write_text(both.read_text(encoding="utf-8").replace("</body>", asking + "</body>"), encoding="utf-8")
+    dom = chromium(tmp_path / "profile", asked.as_uri(), "--virtual-time-budget=5000", "--dump-dom")
+    shown = re.search(r"shown: (.*) to (.*) \| (.*) to (.*) :end", dom)
+    assert shown
+    assert shown[1] == shown[3]
+    assert shown[2] == shown[4]
+
+
 @pytest.fixture(scope="module")
 def html(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("page") / "run.html"
@@ -134,9 +193,7 @@ def test_the_page_loads_nothing_from_anywhere(html: Path) -> None:
 
 
 def test_the_page_holds_what_the_trace_holds(loaded: Loaded, html: Path) -> None:
-    found = re.search(r"^const DATA = (.*);$", html.read_text(), re.MULTILINE)
-    assert found
-    data = msgspec.json.decode(found[1], type=page.Data)
+    data = data_of(html.read_text())
     told = {(choice.id, choice.choice): choice for choice in data.choices}
     for name in loaded.seen:
         for life in lives(loaded.run, name):
@@ -153,23 +210,8 @@ def test_a_text_from_outside_cannot_end_the_script() -> None:
 
 
 def test_a_browser_draws_the_page_and_finds_a_request(html: Path, tmp_path: Path) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed (apt-get install chromium)")
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    done = subprocess.run(
-        [
-            chromium,
-            *flags.split(),
-            *("--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}"),
-            *("--virtual-time-budget=3000", "--dump-dom", f"{html.as_uri()}#request=chatcmpl-r37"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert 'data-drawn="yes"' in done.stdout
-    panel = done.stdout.split('<aside id="panel">')[1].split("</aside>")[0]
+    dom = chromium(tmp_path, f"{html.as_uri()}#request=chatcmpl-r37", "--virtual-time-budget=3000", "--dump-dom")
+    assert 'data-drawn="yes"' in dom
+    panel = dom.split('<aside id="panel">')[1].split("</aside>")[0]
     assert ">r37</h2>" in panel
     assert ">prefill</span>" in panel
