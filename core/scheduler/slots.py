@@ -135,7 +135,7 @@ class Slots:
                 column = getattr(self, name)[slots]
                 self._kept[name] = np.frombuffer(column.tobytes(), column.dtype)  # nobody can make these writeable
         known = self.known[slots]
-        moving = {
+        moving: dict[str, Any] = {
             "known": known,
             "planned": self.planned[slots],
             "output_left": self.limit[slots] - known,
