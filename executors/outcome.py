@@ -72,7 +72,7 @@ class Settlement:
         )
 
     def _refusal(self, run: Run) -> str | None:
-        if (reason := self._failed.get(run.resident)) is not None:
+        if self._failed and (reason := self._failed.get(run.resident)) is not None:
             return reason
         ids = run.resident.tokens[run.start : run.end]
         if min(ids) < 0 or max(ids) >= self._vocab_size:

@@ -156,15 +156,17 @@ class Client:
         priority: int = 0,
         deadline_ns: int | None = None,
         trace_id: str = "",
+        received_ns: int | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Stream:
-        """Open a request. A seed of `SEED_ABSENT` is drawn here, once, so that a resumed request keeps it.
+        """Open a request. A seed of `SEED_ABSENT` is drawn here, once, so that a resumed request keeps it. Its times
+        count from `received_ns`, when somebody else has received it for us.
 
         Raises `ServiceUnavailable` while the daemon starts or drains, or when an actor stays away for longer than
         `patience_s`, and `RequestRefused` for what no message can carry. Whether the request itself is served is for
         `Stream.accepted` to say.
         """
-        received_ns = time.monotonic_ns()
+        received_ns = received_ns or time.monotonic_ns()
         await self._wait_open(patience_s)
         request_id = request_id or secrets.token_hex(12)
         if params.sampling.seed == SEED_ABSENT:

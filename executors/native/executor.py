@@ -127,12 +127,13 @@ class NativeExecutor:
         out = self.model.step(inputs, hidden=self._drafting.features, taps=self._drafting.taps)
         poisoned: list[int] = []
         heard: dict[int, _Heard] = {}
+        best, every = out.best.tolist(), all(out.finite) and all(out.sample_finite)
         for i, ask in zip(sound, asks, strict=True):
-            if _own_finite(runs[i], ask, out):
+            if every or _own_finite(runs[i], ask, out):
                 finite = out.sample_finite[ask.sample : ask.sample + ask.samples]
-                certain = len(finite) if all(finite) else finite.index(False)  # a guess that is not ends the guesses
+                certain = len(finite) if every or all(finite) else finite.index(False)  # it ends the guesses
                 if ask.logits < 0:
-                    outcomes[i] = _greedy(runs[i], drafts[i], out.best[ask.sample : ask.sample + certain].tolist())
+                    outcomes[i] = _greedy(runs[i], drafts[i], best[ask.sample : ask.sample + certain])
                 else:
                     logits = out.logits[ask.logits : ask.logits + certain]
                     heard[i] = _Heard(runs[i], drafts[i], ask.about, logits)

@@ -63,6 +63,7 @@ class Engine(Protocol):
         priority: int,
         deadline_ns: int | None,
         trace_id: str,
+        received_ns: int | None,
     ) -> Stream: ...
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool) -> list[int]: ...
@@ -87,6 +88,8 @@ class Caller:
     trace_id: str
     account: Account | None = None
     """Whose key it is, and what it may still ask for; None where nobody needs a key."""
+    received_ns: int | None = None
+    """When the call came, on the monotonic clock."""
     buffer_bytes: int = 4 * 1024 * 1024
     """Output of a stream that may wait for it; with more, its connection is dropped."""
     load: Load = field(default_factory=Load)
@@ -127,8 +130,8 @@ class Answer(Response):
             tasks.start_soon(_until_disconnected, receive, tasks.cancel_scope)
             try:
                 async with AsyncExitStack() as streams:
-                    await self._take_turn(streams)
-                    async for stream in self._open(tasks):
+                    received_ns = await self._take_turn(streams)
+                    async for stream in self._open(tasks, received_ns):
                         self._streams.append(await streams.enter_async_context(stream))
                     opened = self._streams
                     for number, stream in enumerate(opened):
@@ -149,13 +152,17 @@ class Answer(Response):
         if error is not None:
             await error_response(error)(scope, receive, send)
 
-    async def _take_turn(self, held: AsyncExitStack) -> None:
+    async def _take_turn(self, held: AsyncExitStack) -> int | None:
+        """From when on its times count: from when the call came, but for what its key's own limits let it wait."""
+        received_ns = self._caller.received_ns
         if self._caller.account is None:
-            return
+            return received_ns
+        before_ns = time.monotonic_ns()
         try:
             await held.enter_async_context(self._caller.account.turn(len(self._asked.prompts)))
         except Limited as error:
             raise limited(error) from error
+        return None if received_ns is None else received_ns + time.monotonic_ns() - before_ns
 
     def _charge(self, prompt: int = 0, output: int = 0) -> None:
         if self._caller.account is not None:
@@ -172,26 +179,28 @@ class Answer(Response):
         self._charge(output=output - self._charged)
         self._caller.account.end(outcome, used.prompt, used.cached, output)
 
-    async def _open(self, tasks: TaskGroup) -> AsyncIterator[Stream]:
+    async def _open(self, tasks: TaskGroup, received_ns: int | None) -> AsyncIterator[Stream]:
         prompts = self._asked.prompts
         for number, prompt in enumerate(prompts):
             own = self._caller.request_id
             request_id = own if len(prompts) == 1 else f"{own}-{number}"
             try:
-                yield await self._start(prompt, request_id, tasks)
+                yield await self._start(prompt, request_id, tasks, received_ns)
             except ClientError as error:
                 raise from_client(error) from error
 
-    async def _start(self, prompt: Prompt, request_id: str, tasks: TaskGroup) -> Stream:
+    async def _start(self, prompt: Prompt, request_id: str, tasks: TaskGroup, received_ns: int | None) -> Stream:
         params = self._asked.params
         if params.max_tokens == 0:
             return await measured(self._engine, prompt, params.n, request_id)
         if self._asked.beams is not None:
             search = Searcher(self._engine, self._generate, self._asked.beams, params, request_id)
             return search.start(prompt, tasks)
-        return await self._generate(prompt, params, request_id)
+        return await self._generate(prompt, params, request_id, received_ns)
 
-    async def _generate(self, prompt: Prompt, params: Params, request_id: str) -> Stream:
+    async def _generate(
+        self, prompt: Prompt, params: Params, request_id: str, received_ns: int | None = None
+    ) -> Stream:
         return await self._engine.generate(
             prompt,
             params,
@@ -200,6 +209,7 @@ class Answer(Response):
             priority=self._asked.priority,
             deadline_ns=self._deadline_ns,
             trace_id=self._caller.trace_id,
+            received_ns=received_ns,
         )
 
     async def _accepted(self, number: int, stream: Stream) -> int:

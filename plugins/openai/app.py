@@ -10,6 +10,7 @@ import re
 import secrets
 import socket
 import sys
+import time
 from contextlib import closing, contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -101,11 +102,12 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        received_ns = time.monotonic_ns()
         request_id = secrets.token_hex(12)
         headers = Request(scope).headers
         shown_id = headers.get("x-request-id", "")[: self.LONGEST] or request_id
         trace_id = trace_of(headers.get("traceparent", "")) or shown_id
-        scope.setdefault("state", {}).update(request_id=request_id, trace_id=trace_id)
+        scope.setdefault("state", {}).update(request_id=request_id, trace_id=trace_id, received_ns=received_ns)
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -195,6 +195,7 @@ class Api:
             request_id,
             state.trace_id,
             state.account,
+            received_ns=state.received_ns,
             buffer_bytes=self._config.server.stream_buffer_bytes,
             load=self._load,
         )

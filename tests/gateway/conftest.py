@@ -58,11 +58,13 @@ class FakeEngine:
         priority: int,
         deadline_ns: int | None,
         trace_id: str,
+        received_ns: int | None,
     ) -> Stream:
         if self.unavailable is not None:
             raise ServiceUnavailable(self.unavailable)
         assert request_id is not None
         assert priority == 0
+        assert received_ns is not None
         self.trace_ids.append(trace_id)
         self.tenants.append(tenant)
         self.deadlines.append(deadline_ns)
