@@ -34,4 +34,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schemas", default="20", help="JSON schemas that answers are checked against; 1000 takes minutes"
     )
+    parser.addoption("--pictures", action="store_true", help="take the pictures of the docs, with Chromium")
     parser.addoption("--browser", default="", help="a Chromium that the chat page is tested in; takes its picture")

@@ -1,8 +1,9 @@
 """Takes the pictures of the docs from a real run: the real model under a mixed load of two tenants.
 
-    python -m tests.metrics.pictures
+    pytest tests/metrics/test_pictures.py --pictures
 
-Writes tests/results/pictures: `top` and the roofline as SVG, the dashboard and the timeline as Chromium shows them.
+Writes tests/results/pictures: `top` and the roofline as SVG, the dashboard and the timeline as Chromium shows them, and
+the timeline beside that of the simulator, which gets the same requests.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ from __future__ import annotations
 import io
 import random
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
 import anyio
 import httpx
+import pytest
 from rich.console import Console
 
+from octavo.core.cli import main
 from octavo.core.client.client import Client
 from octavo.core.messages import Params, Text
 from octavo.plugins.metrics.live import Live
@@ -91,33 +91,23 @@ def screenshot(scratch: Path, url: str, name: str, width: int, height: int, wait
     chromium(scratch / "profile", url, *size, f"--screenshot={TARGET / name}")
 
 
-def main() -> None:
-    if shutil.which("chromium") is None:
-        sys.exit("chromium is not installed (apt-get install chromium)")
+def test_the_pictures_of_the_docs(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    if not pytestconfig.getoption("--pictures"):
+        pytest.skip("writes to tests/results: only with --pictures")
+    chromium(tmp_path / "profile", "about:blank", "--dump-dom")  # skips where there is none
     TARGET.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        with daemon(*SETS, gateway=True, model="default") as running:
-            running.wait_ready()
-            anyio.run(take, running, scratch)
-            assert export(run=running.run_dir, out=scratch / "run.html", html=True) == 0
-            assert roofline(run=running.run_dir, out=TARGET / "roofline.svg") == 0
-            slow = [
-                sys.executable,
-                "-m",
-                "octavo",
-                "trace",
-                "slow",
-                "--over",
-                "ttft=100ms",
-                "--run",
-                str(running.run_dir),
-            ]
-            print(subprocess.run(slow, capture_output=True, text=True, check=True).stdout)
-        screenshot(scratch, (scratch / "run.html").as_uri(), "timeline.png", 1180, 640, 3000)
-    for path in sorted(TARGET.iterdir()):
-        print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
-
-
-if __name__ == "__main__":
-    main()
+    began = time.time()
+    with daemon(*SETS, gateway=True, model="default") as running:
+        running.wait_ready()
+        anyio.run(take, running, tmp_path)
+        run = running.run_dir
+        assert export(run=run, out=tmp_path / "run.html", html=True) == 0
+        assert roofline(run=run, out=TARGET / "roofline.svg") == 0
+        simulated = tmp_path / "simulated"
+        assert main(["sim", "--trace", str(run), "--out", str(simulated), "--json"]) == 0
+        assert export(run=run, beside_=[simulated], out=tmp_path / "both.html") == 0
+    screenshot(tmp_path, (tmp_path / "run.html").as_uri(), "timeline.png", 1180, 640, 3000)
+    screenshot(tmp_path, (tmp_path / "both.html").as_uri(), "beside.png", 1800, 900, 3000)
+    for name in ("timeline.png", "beside.png", "dashboard.png", "top.svg", "roofline.svg"):
+        assert (TARGET / name).stat().st_mtime >= began - 1, name
+        assert (TARGET / name).stat().st_size > 5000, name
