@@ -538,6 +538,8 @@ class StepPlan(Message):
     - `taken` is the last step whose result the scheduler had. What the next one computes may be shared already: whoever
       reads it runs later, and fails too if it did. Residencies in `failed` (open_ids) did: what they have put into the
       tree leaves it, and what is planned behind it, which nobody computes, never enters.
+    - `needs_ack` is off where the plan debits and releases nothing, as most steps that only decode: then it is acked
+      only if there is something to say all the same.
     """
 
     scheduler_gen: int
@@ -559,6 +561,7 @@ class StepPlan(Message):
     n: Col
     taken: int
     failed: list[int]
+    needs_ack: bool = True
 
 
 class StepBind(Message):

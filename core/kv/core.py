@@ -129,6 +129,8 @@ class KvCore:
         """Per slot, blocks in its table."""
         self._known = np.zeros(slots, dtype=np.int32)
         """Per slot, the tokens known when it was opened: a decode must come after all of them."""
+        self._told = -1
+        """The available blocks that the scheduler knows of."""
         self._computed: list[_Computed] = []
         self._tenants: dict[bytes, int] = {}
         """Index of each cache namespace, for eviction policies: every tenant has its own."""
@@ -147,6 +149,7 @@ class KvCore:
                 return Outputs([Outbound(Role.SCHEDULER, matched)], [])
             case PeerUp(role=Role.SCHEDULER):
                 self._release_all()
+                self._told = self.pool.available
                 state = KvState(self.pool.total, self.pool.free, self.pool.evictable)
                 return Outputs([Outbound(Role.SCHEDULER, state)], [])
             case PeerDown(role=Role.SCHEDULER):
@@ -216,12 +219,12 @@ class KvCore:
         if host is not None:
             binding.copies += host.settle()
         bind = self._step_bind(plan.step, binding)
-        ack = StepAck(
-            plan.step,
-            self.pool.free,
-            self.pool.evictable,
-            *cols(binding.rebases, 3),
-        )
+        messages = [Outbound(Role.EXECUTOR, bind)]
+        available = self.pool.available
+        if plan.needs_ack or binding.rebases or available != self._told:
+            self._told = available
+            ack = StepAck(plan.step, self.pool.free, self.pool.evictable, *cols(binding.rebases, 3))
+            messages.append(Outbound(Role.SCHEDULER, ack))
         evicted = self.pool.evicted - evicted_before
         events = [
             *binding.events,
@@ -241,7 +244,7 @@ class KvCore:
             swapped = 0 if host is None else host.swapped_out - swapped_before
             events.append(KvEvicted(step=plan.step, blocks=evicted, swapped_out=swapped))
         events += self._check_idle() + self._eviction.drain_events()
-        return Outputs([Outbound(Role.EXECUTOR, bind), Outbound(Role.SCHEDULER, ack)], events)
+        return Outputs(messages, events)
 
     def _step_bind(self, step: int, binding: _Binding) -> StepBind:
         # A slot released after its commit has no table left to re-point; its successor has another open_id.

@@ -306,6 +306,7 @@ class Planner:
             n=n,
             taken=self.taken,
             failed=self.failed,
+            needs_ack=bool(draft.debit or releases) or self._host.observing,
         )
         outstanding = Outstanding(
             step=draft.step,

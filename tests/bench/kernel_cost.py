@@ -121,8 +121,9 @@ class Loop:
         outputs = self.kv.apply(1, self.plan)
         self.bind_ns.append(time.thread_time_ns() - before)
         self.objects.append(sys.getallocatedblocks() - objects)
-        (ack,) = (o.message for o in outputs.messages if isinstance(o.message, StepAck))
-        self.take(ack)
+        for out in outputs.messages:
+            if isinstance(out.message, StepAck):
+                self.take(out.message)
 
 
 def step_costs() -> list[str]:

@@ -332,3 +332,22 @@ def test_the_pool_balances_whatever_is_taken_and_given_back(actions: list[int], 
             pool.release(held.pop(action % len(held)))
         assert not pool.audit([held])
         assert pool.free + pool.evictable == pool.available == total - len(set(held))
+
+
+def test_a_step_that_takes_nothing_is_acked_only_if_there_is_something_to_say() -> None:
+    kv = Kv()
+    kv.prefill(0, 1)
+
+    def answered(capacity: int, open_id: int = 1, *, needs_ack: bool = False) -> list[str]:
+        kv.steps += 1
+        columns = [col([value]) for value in (0, open_id, Kind.DECODE, capacity, 1)]
+        told = EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY
+        plan = StepPlan(1, kv.steps, kv.steps, *told, [], [], *columns, kv.steps - 1, [], needs_ack)
+        return [type(out.message).__name__ for out in kv.core.apply(kv.steps, plan).messages]
+
+    end = len(PROMPT) + 1
+    assert answered(end, needs_ack=True) == ["StepBind", "StepAck"]
+    assert answered(end) == ["StepBind"]
+    assert answered(end + 4) == ["StepBind", "StepAck"]  # it takes a block
+    assert answered(end + 4) == ["StepBind"]
+    assert answered(end + 4, open_id=7) == ["StepBind", "StepAck"]  # a rebase: nobody is there
