@@ -33,6 +33,7 @@ class FakeEngine:
         self.streams: dict[str, Stream] = {}
         self.cancelled: list[str] = []
         self.trace_ids: list[str] = []
+        self.received: list[int | None] = []
         self.tenants: list[str] = []
         self.deadlines: list[int | None] = []
         self.facts: Facts | None = Facts(
@@ -64,7 +65,7 @@ class FakeEngine:
             raise ServiceUnavailable(self.unavailable)
         assert request_id is not None
         assert priority == 0
-        assert received_ns is not None
+        self.received.append(received_ns)
         self.trace_ids.append(trace_id)
         self.tenants.append(tenant)
         self.deadlines.append(deadline_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -225,6 +226,13 @@ async def test_unknown_fields_are_ignored_and_named(http: httpx.AsyncClient) -> 
         "stream_options.continuous_use",
         "messages[0].zap",
     ]
+
+
+async def test_a_requests_times_count_from_when_its_call_came(http: httpx.AsyncClient, engine: Any) -> None:
+    before_ns = time.monotonic_ns()
+    await http.post("/v1/chat/completions", json={"messages": USER})
+    (received_ns,) = engine.received
+    assert before_ns <= received_ns <= time.monotonic_ns()
 
 
 async def test_the_clients_own_request_id_is_echoed_and_traced(http: httpx.AsyncClient, engine: Any) -> None:
