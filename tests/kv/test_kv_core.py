@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from octavo.core.config.schema import PolicyConfig
 from octavo.core.kv.core import REFUSED, KvCore
 from octavo.core.kv.pool import NO_BLOCK, BlockPool, OutOfBlocks, chain_key
+from octavo.core.machine import Outputs
 from octavo.core.messages import (
     EMPTY,
     Fork,
@@ -48,6 +49,14 @@ class Kv:
         self, items: Sequence[tuple[int, int, Kind, int, int]] = (), **more: Any
     ) -> tuple[StepBind, StepAck, list[Any]]:
         """Items are (slot, open_id, kind, start or capacity, n)."""
+        outputs = self.answers(items, **more)
+        (bind, ack) = (out.message for out in outputs.messages)
+        assert isinstance(bind, StepBind)
+        assert isinstance(ack, StepAck)
+        assert not self.core.pool.audit(self.core.tables())
+        return bind, ack, outputs.events
+
+    def answers(self, items: Sequence[tuple[int, int, Kind, int, int]] = (), **more: Any) -> Outputs:
         self.steps += 1
         columns = [col([item[i] for item in items]) for i in range(5)]
         empty = dict.fromkeys(
@@ -67,12 +76,7 @@ class Kv:
             scheduler_gen=1, step=self.steps, now_ns=self.steps, slot=columns[0], open_id=columns[1], kind=columns[2],
             start_or_cap=columns[3], n=columns[4], **fields,
         )  # fmt: skip
-        outputs = self.core.apply(self.steps, plan)
-        (bind, ack) = (out.message for out in outputs.messages)
-        assert isinstance(bind, StepBind)
-        assert isinstance(ack, StepAck)
-        assert not self.core.pool.audit(self.core.tables())
-        return bind, ack, outputs.events
+        return self.core.apply(self.steps, plan)
 
     def prefill(self, slot: int, open_id: int, ids: list[int] = PROMPT, cached: int = 0) -> tuple[StepBind, StepAck]:
         """Open and compute all of it in one step."""
@@ -339,11 +343,8 @@ def test_a_step_that_takes_nothing_is_acked_only_if_there_is_something_to_say() 
     kv.prefill(0, 1)
 
     def answered(capacity: int, open_id: int = 1, *, needs_ack: bool = False) -> list[str]:
-        kv.steps += 1
-        columns = [col([value]) for value in (0, open_id, Kind.DECODE, capacity, 1)]
-        told = EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY
-        plan = StepPlan(1, kv.steps, kv.steps, *told, [], [], *columns, kv.steps - 1, [], needs_ack)
-        return [type(out.message).__name__ for out in kv.core.apply(kv.steps, plan).messages]
+        outputs = kv.answers([(0, open_id, Kind.DECODE, capacity, 1)], needs_ack=needs_ack)
+        return [type(out.message).__name__ for out in outputs.messages]
 
     end = len(PROMPT) + 1
     assert answered(end, needs_ack=True) == ["StepBind", "StepAck"]
