@@ -116,6 +116,7 @@ class Shell:
         if isinstance(message, Topology):
             self.learn(message)
             self.link.send(TopologyAck(message.epoch))
+        self._stats_ns = 0  # there may be a core now, or none, or another policy
 
     def _work(self, mail: bool) -> None:
         """One message: the next poll tells whether there are more, for less than a receive that finds nothing."""
