@@ -1,6 +1,6 @@
 """Tokens and log-probabilities by the step library: all rows of a step in one call, on the model's threads.
 
-They are the sampler's own (`executors.sampling`), at a twentieth of the time; `kernels/cpu/sample.h` says where float
+They are the sampler's own (`executors.sampling`), in a fraction of the time; `kernels/cpu/sample.h` says where float
 rounding can differ. What is left to the sampler is the rule `rejection`.
 """
 

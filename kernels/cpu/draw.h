@@ -10,31 +10,58 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "octavo.h"
 
 namespace {
 
 constexpr int NOISE_AT_ONCE = 64;
 
-// Philox4x32-10 (Salmon et al., SC 2011) of the counters (c0[i], c1, c2, c3): words [NOISE_AT_ONCE][4].
+// Lanes of 64 bits whose lower halves are multiplied. A compiler left alone takes the product of whole ones, at thrice
+// the cost.
+#if defined(__AVX512F__)
+typedef uint64_t Wide __attribute__((vector_size(64)));
+inline Wide times(Wide a, Wide b) { return (Wide)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+#elif defined(__AVX2__)
+typedef uint64_t Wide __attribute__((vector_size(32)));
+inline Wide times(Wide a, Wide b) { return (Wide)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+#else
+typedef uint64_t Wide __attribute__((vector_size(16)));
+inline Wide times(Wide a, Wide b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
+#endif
+
+// Philox4x32-10 (Salmon et al., SC 2011) of the counters (c0[i], c1, c2, c3): words [NOISE_AT_ONCE][4]. What stands in the
+// upper halves of lanes is of no account.
 void philox_at_once(const uint32_t* c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key, uint32_t* words) {
-    uint32_t a[NOISE_AT_ONCE], b[NOISE_AT_ONCE], c[NOISE_AT_ONCE], d[NOISE_AT_ONCE];
-    for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) a[i] = c0[i], b[i] = c1, c[i] = c2, d[i] = c3;
-    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
-    for (int round = 0; round < 10; round++) {
-        for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) {
-            const uint64_t p = uint64_t(a[i]) * 0xD2511F53u, q = uint64_t(c[i]) * 0xCD9E8D57u;
-            a[i] = uint32_t(q >> 32) ^ b[i] ^ k0;
-            c[i] = uint32_t(p >> 32) ^ d[i] ^ k1;
-            b[i] = uint32_t(q);
-            d[i] = uint32_t(p);
+    constexpr int WIDTH = int(sizeof(Wide) / 8), BESIDE = 4;
+    for (int start = 0; start < NOISE_AT_ONCE; start += WIDTH * BESIDE) {
+        Wide a[BESIDE], b[BESIDE], c[BESIDE], d[BESIDE];
+        for (int n = 0; n < BESIDE; n++) {
+            for (int i = 0; i < WIDTH; i++) a[n][i] = c0[start + n * WIDTH + i];
+            b[n] = Wide{} + c1, c[n] = Wide{} + c2, d[n] = Wide{} + c3;
         }
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    for (uint32_t i = 0; i < NOISE_AT_ONCE; i++) {
-        uint32_t* out = words + size_t(i) * 4;
-        out[0] = a[i], out[1] = b[i], out[2] = c[i], out[3] = d[i];
+        uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+        for (int round = 0; round < 10; round++) {
+            for (int n = 0; n < BESIDE; n++) {
+                const Wide p = times(a[n], Wide{} + 0xD2511F53u), q = times(c[n], Wide{} + 0xCD9E8D57u);
+                a[n] = (q >> 32) ^ b[n] ^ k0;
+                c[n] = (p >> 32) ^ d[n] ^ k1;
+                b[n] = q;
+                d[n] = p;
+            }
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+        for (int n = 0; n < BESIDE; n++) {
+            const Wide low = (a[n] & 0xffffffffu) | b[n] << 32, high = (c[n] & 0xffffffffu) | d[n] << 32;
+            for (int i = 0; i < WIDTH; i++) {
+                const uint64_t both[2] = {low[i], high[i]};  // the first word is in the first bytes
+                memcpy(words + size_t(start + n * WIDTH + i) * 4, both, sizeof both);
+            }
+        }
     }
 }
 

@@ -82,9 +82,9 @@ EXERCISE = """
 import sys, tempfile
 from pathlib import Path
 from octavo.executors.native import library
-from tests.native import net, test_families as f, test_kernels as t
+from tests.native import net, test_drawing as d, test_families as f, test_kernels as t
 loaded = library.load(Path(sys.argv[1]))
-net.library = t.library = lambda: loaded
+net.library = t.library = d.library = lambda: loaded
 for isa in net.levels():
     for name in t.STORED:
         t.test_a_row_has_the_same_bits_in_any_company(isa, name)
@@ -97,8 +97,16 @@ t.test_a_long_stream_has_the_same_bits_split_over_threads()
 t.test_floats_become_groups_when_asked("f16")
 t.test_weights_that_are_not_finite_are_found()
 t.test_a_step_that_makes_no_sense_is_refused({"tables": [99]}, "table")
-for name in ("gemma2", "gemma3", "gpt2", "phi3, rotated in part", "mixtral"):
+for name in ("gemma2", "gemma3", "gpt2", "phi3, rotated in part", "mixtral", "deepseek_v2"):
     f.test_logits_are_those_of_transformers(name, Path(tempfile.mkdtemp()))
+for options in d.OPTIONS:
+    d.test_what_else_is_asked_changes_the_same(0.7, options)
+    d.test_what_else_is_asked_changes_the_same(0.0, options)
+for where in (0, 5, 96):
+    for options in ({}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.5}):
+        d.test_a_draw_from_numbers_that_are_none_is_a_token(where, options)
+d.test_guesses_are_context_for_what_comes_after_them()
+d.test_log_probabilities_are_the_samplers(20)
 assert loaded.oct_team_stress(3, 10, 4, 20) == 20 * 4 * 10 * 11 // 2
 print("done")
 """
