@@ -6,7 +6,8 @@ bounds; logits that are drawn from come on top while a step lasts: four bytes fo
 
 from __future__ import annotations
 
-from octavo.executors.native.program import SIDE, Weights, widths
+from octavo.executors.native.matrix import LANES
+from octavo.executors.native.program import SLOT, SLOT_INNER, Weights, widths
 
 
 def weights_bytes(weights: Weights) -> int:
@@ -15,7 +16,10 @@ def weights_bytes(weights: Weights) -> int:
 
 def workspace_bytes(weights: Weights, tokens: int) -> int:
     """Rows between operations, and the widest of them as products want it: in fp32, or in int8 with four numbers for
-    each 32. Both where a model has products of both kinds."""
-    between = sum(widths(weights.spec)[: SIDE + 1])
-    widest = max(*widths(weights.spec), *(matrix.cols for matrix in weights.matrices.values()))
-    return int(tokens * (4 * between + 5.5 * widest))
+    each 32. Both where a model has products of both kinds. Experts have a row for each token that goes through them."""
+    spec, width = weights.spec, widths(weights.spec)
+    slots = tokens * spec.experts.used + spec.experts.count * LANES if spec.experts else 0
+    between = sum(n * (slots if i in (SLOT_INNER, SLOT) else tokens) for i, n in enumerate(width))
+    widest = max(*width, *(matrix.cols for matrix in weights.matrices.values()))
+    prepared = max(tokens * widest, slots * spec.hidden)
+    return int(4 * between + 5.5 * prepared)
