@@ -677,6 +677,7 @@ void OctModel::attend(const OctOp& op, const Unit& unit, int thread) {
     const int low = (sees_from > 0 ? sees_from : 0) / SEGMENT;
     const int high = now->positions[tile.first + tile.count - 1] / SEGMENT;
     if (alone && (unit.segment < 0 || unit.segment == high)) remember(op, tile.first, unit.head, thread);
+    const int most = shape.latent ? 8 : MOST_SEEING;  // latent.h has eight rows at a time
     const int dims = shape.latent ? shape.latent : shape.head_dim;
     const auto done = [&](const float* part, int from, int n) {
         for (int r = 0; r < n; r++)
@@ -684,9 +685,9 @@ void OctModel::attend(const OctOp& op, const Unit& unit, int thread) {
                        row(op.out, tile.first + (from + r) / group) + (unit.head * group + (from + r) % group) * dims);
     };
     if (unit.segment < 0) {
-        float *sum = scratch[size_t(thread)].parts.as<float>(), *part = sum + MOST_SEEING * stride;
-        for (int from = 0; from < count; from += MOST_SEEING) {
-            const int n = least(MOST_SEEING, count - from);
+        float *sum = scratch[size_t(thread)].parts.as<float>(), *part = sum + most * stride;
+        for (int from = 0; from < count; from += most) {
+            const int n = least(most, count - from);
             for (int segment = low; segment <= high; segment++) {
                 see(op, unit, from, n, segment, segment == low ? sum : part, thread);
                 if (segment > low) isa.merge(part, padded, n, sum);
@@ -698,8 +699,8 @@ void OctModel::attend(const OctOp& op, const Unit& unit, int thread) {
     const size_t pair = size_t(unit.head) * tiles.size() + size_t(unit.tile), size = size_t(count) * size_t(stride);
     float* base = parts.as<float>() + part_start[pair];
     if (unit.segment >= low)
-        for (int from = 0; from < count; from += MOST_SEEING)
-            see(op, unit, from, least(MOST_SEEING, count - from), unit.segment,
+        for (int from = 0; from < count; from += most)
+            see(op, unit, from, least(most, count - from), unit.segment,
                 base + size_t(unit.segment) * size + size_t(from) * size_t(stride), thread);
     if (pending[pair].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     pending[pair].store(high + 1, std::memory_order_relaxed);  // for the next layer
