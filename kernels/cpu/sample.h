@@ -211,12 +211,14 @@ void change(const OctDraw& ask, int n, std::vector<Pick>& changed) {
     if (ask.ids) {
         if (ask.repetition != 1)
             for (uint32_t i = 0; i < ask.position; i++) {
+                if (uint32_t(ask.ids[i]) >= uint32_t(n)) continue;  // of a sequence that is refused elsewhere
                 const size_t known = changed.size(), at = take(ask.ids[i]);
                 double& s = changed[at].score;
                 if (at == known) s = s > 0 ? s / ask.repetition : s * ask.repetition;
             }
         outputs.assign(changed.size(), 0);
         for (uint32_t i = uint32_t(ask.prompt); i < ask.position; i++) {
+            if (uint32_t(ask.ids[i]) >= uint32_t(n)) continue;
             const size_t at = take(ask.ids[i]);
             outputs.resize(changed.size());
             outputs[at]++;
