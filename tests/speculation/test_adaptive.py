@@ -10,6 +10,7 @@ from octavo.core.messages import StepPlan
 from octavo.core.policy.load import load_policy
 from octavo.plugins.policykit.views import scene
 from octavo.policies.contract import Observed
+from octavo.policies.speculation.adaptive import Costs
 from tests.speculation.conftest import CpuMaker
 from tests.speculation.drafters import Oracle, Silly
 from tests.speculation.replica import Replica, asked
@@ -70,6 +71,22 @@ def test_the_measured_cost_of_a_token_decides() -> None:
         policy.observe(observed([1, 4, 9, 2, 7] * 4, cost))
         lengths[cost] = int(policy.draft_lengths(step, running)[0])
     assert lengths[1] >= 4 > 0 == lengths[5000]
+
+
+def test_costs_are_learnt_under_any_load() -> None:
+    """The machine is up to five times as slow for a while, and single steps are ten times as long: what a step of more
+    tokens takes in units of a smaller one is learnt all the same, tile for tile."""
+    draw = np.random.default_rng(1)
+    true = {t: 1.0 + 0.3 * (t - 1) + (0.6 if t % 4 == 3 else 0.0) for t in range(1, 18)}
+    costs, sizes = Costs(0.1), [1, 4, 3, 9, 1, 1, 5, 8]
+    for i in range(600):
+        load = 3.0 + 2.0 * np.sin(i / 40)
+        burst = 10.0 if draw.random() < 0.05 else 1.0
+        costs.learn(sizes[i % 8], int(5e6 * true[sizes[i % 8]] * load * burst * draw.uniform(0.95, 1.05)))
+    said = costs.relative(1, 8)
+    for t in sizes:
+        assert abs(said[t - 1] / true[t] - 1) < 0.2, (t, said)
+    assert true[4] < said[5] < true[8] * 1.2  # six were never seen
 
 
 def test_at_high_load_nobody_gets_a_guess() -> None:

@@ -168,7 +168,8 @@ def test_the_whole_grid(
     """Every drafter, k = 1 … 8, answers of 1 and of 200 tokens, through everything; writes what it found."""
     if not pytestconfig.getoption("--speculation-all"):
         pytest.skip("needs --speculation-all")
-    lines = [_ABOUT, "| drafter | k | guesses verified | right |", "|---|---|---|---|"]
+    kind = "cpu" if isinstance(tiny, CpuMaker) else "native"
+    lines = [_ABOUT, f"Executor `{kind}`.", "", "| drafter | k | guesses verified | right |", "|---|---|---|---|"]
     for drafter in DRAFTERS:
         options = options_of(drafter, workload(LONG), plain[LONG].said, paths)
         for k in range(1, 9):
@@ -180,8 +181,7 @@ def test_the_whole_grid(
             ]
             name = drafter if isinstance(drafter, str) else drafter.__name__.lower()
             lines.append(f"| {name} | {k} | {sum(r.drafted for r in runs)} | {sum(r.accepted for r in runs)} |")
-    name = "speculation_grid.md" if isinstance(tiny, CpuMaker) else "speculation_grid_native.md"
-    (root / "tests/results" / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (root / f"tests/results/speculation_grid_{kind}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def test_a_draft_model_that_is_the_target_is_always_right(
