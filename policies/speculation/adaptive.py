@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.policies.contract import Floats, Ints, Observed, PolicyOptions, Running, Step
 
-_FIRST_HOPE = 0.6
+_FIRST_HOPE = 0.5
 _WEIGHT = 2
 """How many guesses of its own outweigh what is hoped for a sequence."""
 _LEARNT = 1 / 16
@@ -30,9 +30,10 @@ class Adaptive:
     seen anew every 32 steps, by making one.
 
     A sequence whose guesses do not pay gets none, but for one now and then: first after `probe_steps`, then after
-    longer and longer as that one is wrong too (up to 8 times as long). So it is off after 7 wrong guesses in a row
-    where a token costs 10 % of a step, and after 24 wherever. The more sequences run, the nearer to certain a guess
-    must be; with 128 of them not even one that is right four times in five is made, nor tried now and then.
+    longer and longer as that one is wrong too (up to 8 times as long). So it is off after 5 steps of wrong guesses
+    where a token costs 10 % of a step, and after 13 where it costs nothing. The more sequences run, the nearer to
+    certain a guess must be; with 128 of them not even one that is right four times in five is made, nor tried now and
+    then.
     """
 
     class Options(PolicyOptions, frozen=True):

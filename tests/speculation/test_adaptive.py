@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from octavo.core.messages import StepPlan
 from octavo.core.policy.load import load_policy
@@ -15,8 +16,10 @@ from tests.speculation.conftest import CpuMaker
 from tests.speculation.drafters import Oracle, Silly
 from tests.speculation.replica import Replica, asked
 
-OFF_WITHIN = 30
-"""Steps with guesses, at most, before a silly drafter is turned off; and then one in `PROBE`."""
+OFF_WITHIN = 13
+"""Steps with guesses of a sequence, at most, before a silly drafter is turned off; and then one in `PROBE`."""
+OFF_WITHIN_DEAR = 5
+"""The same where a token costs a tenth of a step."""
 PROBE = 64
 
 
@@ -31,8 +34,22 @@ def test_a_silly_drafter_costs_time_only_and_is_turned_off(tiny: CpuMaker) -> No
     replica = Replica(tiny(Silly), policy="adaptive", slots=1)
     assert replica.run(requests) == answers
     asked_for = drafts(replica.plans)
-    assert 0 < np.count_nonzero(asked_for) <= OFF_WITHIN + len(asked_for) / PROBE
+    assert 0 < np.count_nonzero(asked_for) <= len(requests) * OFF_WITHIN + len(asked_for) / PROBE
     assert max(asked_for[-100:]) <= 1
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.01, 0.05, 0.1, 0.3, 1.0])
+def test_wrong_guesses_end_soon_whatever_they_cost(cost: float) -> None:
+    policy, given, asked_for = load_policy("speculation", "adaptive", {}), scene("", 0, 1), 0
+    for number in range(1, PROBE - 1):
+        one = np.ones(1, dtype=np.int32)
+        running = replace(
+            given.running, decoding=one > 0, judged=one * asked_for, right=one * 0, output_left=one * 900, prompt=one
+        )
+        k = int(policy.draft_lengths(replace(given.step, step=number), running)[0])
+        asked_for += k > 0
+        policy.observe(took([k + 1], [int(1e6 * (1 + cost * k))], right=0))
+    assert 0 < asked_for <= (OFF_WITHIN if cost < 0.1 else OFF_WITHIN_DEAR)
 
 
 def test_guesses_that_are_right_go_on_and_save_steps(tiny: CpuMaker) -> None:
@@ -45,16 +62,19 @@ def test_guesses_that_are_right_go_on_and_save_steps(tiny: CpuMaker) -> None:
     assert replica.accepted > 0.7 * replica.drafted
 
 
-def observed(tokens: list[int], cost_ns: int) -> Observed:
-    """Steps of one sequence with these tokens, all guesses right: a step takes 1000 ns and `cost_ns` a token."""
-    n = len(tokens)
-    ints, times = np.ones(n, dtype=np.int32), np.zeros(0, dtype=np.int64)
+def took(tokens: list[int], times_ns: list[int], *, right: int = 1) -> Observed:
+    """Steps of one sequence with these tokens; all its guesses are right, or none."""
+    ints, none, times = np.ones(len(tokens), dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
     drafted = np.asarray(tokens, dtype=np.int32) - 1
-    none = np.zeros(0, dtype=np.int32)
     return Observed(
-        1, np.asarray([1000 + cost_ns * t for t in tokens], dtype=np.int64), ints * 0, ints, drafted, drafted,
-        times, times, none, none, none, none, times, times,
+        1, np.asarray(times_ns, dtype=np.int64), ints * 0, ints, drafted, drafted * right, times, times, none, none,
+        none, none, times, times,
     )  # fmt: skip
+
+
+def observed(tokens: list[int], cost_ns: int) -> Observed:
+    """All guesses right: a step takes 1000 ns and `cost_ns` a token."""
+    return took(tokens, [1000 + cost_ns * t for t in tokens])
 
 
 def test_the_measured_cost_of_a_token_decides() -> None:
