@@ -70,7 +70,7 @@ class Adaptive:
         """How many guesses of each pay together; `paid` is what 0, 1, … of them all take, per token without any."""
         surest = float(right[room > 0].max())
         if float(((tokens + surest * np.arange(len(paid))) / paid).max()) < _GAIN:
-            return np.zeros(len(room), dtype=np.int64)
+            return np.zeros(len(room), dtype=np.int32)
         gains: Floats = right[:, None] ** self._places
         gains[self._places > room[:, None]] = 0.0
         order = np.argsort(-gains, axis=None, kind="stable")
@@ -79,8 +79,7 @@ class Adaptive:
         if rates[best] < _GAIN or not self._costs.fresh(tokens):
             best = 0
         taken = order[:best]
-        lengths: Ints = np.bincount(taken // len(self._places), minlength=len(room))
-        return lengths
+        return np.bincount(taken // len(self._places), minlength=len(room)).astype(np.int32)
 
     def observe(self, observed: Observed) -> None:
         drafted, accepted = int(observed.drafted.sum()), int(observed.accepted.sum())
@@ -146,8 +145,9 @@ class Costs:
             known[beyond] += np.log(sizes[beyond] / _SIZES[-1])
         if len(self._said) >= _KEPT:
             self._said.clear()
-        said = self._said[tokens, more] = np.exp(known - known[0])
-        return said
+        paid: Floats = np.exp(known - known[0])
+        self._said[tokens, more] = paid
+        return paid
 
     def fresh(self, tokens: int) -> bool:
         """Whether a step of so many was seen lately, or none at all."""

@@ -158,30 +158,41 @@ Written by `pytest tests/speculation/test_coupled.py --speculation-all`.
 """
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_whole_grid(
     tiny: AnyMaker,
     plain: dict[tuple[int, ...], Replica],
     paths: dict[str, Path],
+    drafter: str | type[Drafter],
     root: Path,
     pytestconfig: pytest.Config,
 ) -> None:
     """Every drafter, k = 1 … 8, answers of 1 and of 200 tokens, through everything; writes what it found."""
     if not pytestconfig.getoption("--speculation-all"):
         pytest.skip("needs --speculation-all")
+    options, found = options_of(drafter, workload(LONG), plain[LONG].said, paths), []
+    for k in range(1, 9):
+        runs = [
+            same(tiny(installed(drafter), tokens=tokens, **options), LONG, k, plain[LONG], slots=8, crash_at=crash_at)
+            for tokens, crash_at in ((2048, -1), (320, -1), (2048, 20))
+        ]
+        found.append(f"| {called(drafter)} | {k} | {sum(r.drafted for r in runs)} | {sum(r.accepted for r in runs)} |")
     kind = "cpu" if isinstance(tiny, CpuMaker) else "native"
-    lines = [_ABOUT, f"Executor `{kind}`.", "", "| drafter | k | guesses verified | right |", "|---|---|---|---|"]
-    for drafter in DRAFTERS:
-        options = options_of(drafter, workload(LONG), plain[LONG].said, paths)
-        for k in range(1, 9):
-            runs = [
-                same(
-                    tiny(installed(drafter), tokens=tokens, **options), LONG, k, plain[LONG], slots=8, crash_at=crash_at
-                )
-                for tokens, crash_at in ((2048, -1), (320, -1), (2048, 20))
-            ]
-            name = drafter if isinstance(drafter, str) else drafter.__name__.lower()
-            lines.append(f"| {name} | {k} | {sum(r.drafted for r in runs)} | {sum(r.accepted for r in runs)} |")
-    (root / f"tests/results/speculation_grid_{kind}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_grid(root / f"tests/results/speculation_grid_{kind}.md", kind, called(drafter), found)
+
+
+def called(drafter: str | type[Drafter]) -> str:
+    return drafter if isinstance(drafter, str) else drafter.__name__.lower()
+
+
+def write_grid(file: Path, kind: str, drafter: str, found: list[str]) -> None:
+    """With what was found of the other drafters before."""
+    known = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    rows = [row for row in known if row.startswith("| ") and not row.startswith(("| drafter |", f"| {drafter} |"))]
+    order = [f"| {called(each)} " for each in DRAFTERS]
+    rows = sorted([*rows, *found], key=lambda row: order.index(row.split("|")[0] + "|" + row.split("|")[1]))
+    head = [_ABOUT, f"Executor `{kind}`.", "", "| drafter | k | guesses verified | right |", "|---|---|---|---|"]
+    file.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
 
 
 def test_a_draft_model_that_is_the_target_is_always_right(
