@@ -205,6 +205,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_model_free": (None, (c.c_void_p,)),
     "oct_step": (c.c_int32, (c.c_void_p, c.POINTER(CStep))),
     "oct_copy_cells": (c.c_int32, (c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p)),
+    "oct_times": (None, (c.c_void_p, c.c_void_p)),
     "oct_error": (c.c_char_p, (c.c_int32,)),
     "oct_buffer": (c.c_void_p, (c.c_void_p, c.c_int32, c.c_int32)),
     "oct_team_stress": (c.c_int64, (c.c_int32, c.c_int32, c.c_int32, c.c_int32)),

@@ -286,6 +286,16 @@ class Native:
         call = getattr(self._library, function)
         call(self._model, self.isa, self.weights.spec.vocab_size, table.ctypes.data, len(table))
 
+    def watch(self) -> npt.NDArray[np.float64]:
+        """Seconds by operation, to prepare rows and to compute: [operations, 2]. Steps add to them from now on."""
+        self._times = np.zeros((len(self._ops), 2))
+        self._library.oct_times(self._model, self._times.ctypes.data)
+        return self._times
+
+    @property
+    def operations(self) -> list[OpKind]:
+        return [OpKind(op.kind) for op in self._ops]
+
 
 def program(weights: Weights) -> tuple[list[COp], list[int]]:
     """The operations of a model; the first one of each layer, and of what comes after all layers."""

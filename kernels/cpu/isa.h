@@ -16,12 +16,21 @@ constexpr int SEGMENT = 256;     // positions that attention sums up before it t
 // Rows as the products want them, in panels of 16 so that a tile reads all of its rows near one address. Of each panel:
 //
 //     floats  x [cols][16]         int8  q [groups][16][32], and by group and row [groups][16]:
-//                                        scale, scale · sum, sum, sum of the first 16 columns
+//                                        scale, scale · sum, excess, low
+//
+// `excess` is -128 · sum and `low` -32 · the sum of the first 16 columns: what weights that are stored with 128, or 32,
+// added to them would add too much.
 struct Activations {
-    const float* x;
-    const int8_t* q;
-    const float *scale, *scaled_sum;
-    const int32_t *sum, *low;
+    float* x;
+    int8_t* q;
+    float *scale, *scaled_sum;
+    int32_t *excess, *low;
+
+    // Those from `row` on, the first of a panel.
+    Activations from(size_t row, int cols) const {
+        const size_t at = row * size_t(cols), group = row * size_t(cols / GROUP);
+        return {x + at, q + at, scale + group, scaled_sum + group, excess + group, low + group};
+    }
 };
 
 // Where products go. HEAD keeps the best of the blocks it is given, by row.
@@ -65,9 +74,9 @@ struct Isa {
     void (*norm)(int kind, const float* x, const float* weight, const float* bias, int width, int count, float eps,
                  float* out);
     void (*add_rows)(const float* x, int n, float* out);
-    // Both put a row into its place in a panel, of which they are given the address.
-    void (*spread)(const float* x, int n, float* out);
-    void (*quantise)(const float* x, int n, int8_t* q, float* scale, float* scaled_sum, int32_t* sum, int32_t* low);
+    // Both make a panel of `n` rows: its columns [from, to), its groups [from, to).
+    void (*spread)(const float* const* rows, int n, int from, int to, const Activations& panel);
+    void (*quantise)(const float* const* rows, int n, int from, int to, const Activations& panel);
     void (*embed)(const OctMatrix&, int row, float scale, bool added, float* spare, float* out);
     void (*product)(const OctMatrix&, int from, int to, const Activations&, int rows, bool exact, Sink&);
     // q [rows][head_dim] rotated and scaled; row r sees positions [first[r], seen[r]). Of those in one segment, gives

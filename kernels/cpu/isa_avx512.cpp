@@ -2,8 +2,9 @@
 #include "latent.h"
 #include "product.h"
 #include "sample.h"
+#include "wide.h"
 
 const octavo::Isa octavo::isa_avx512 {
-    norm, add_rows, spread, quantise, embed, product, attend, merge, finish, rotate, remember, finite,
+    norm, add_rows, spread, quantise, embed, product_of_any, attend, merge, finish, rotate, remember, finite,
     attend_latent, remember_latent, sample, likely,
 };

@@ -178,6 +178,8 @@ OCT_API int32_t oct_step(OctModel*, const OctStep*);  // 0, or a code of `oct_er
 // Copy the KV of single cells, numbered block · block_size + slot, as if all were read before any is written. 0, or -1:
 // a cell is outside of the pool, and nothing is copied.
 OCT_API int32_t oct_copy_cells(OctModel*, int32_t count, const int32_t* source, const int32_t* target);
+// From now on every step adds to [operation][2] how long it took to prepare each one's rows, and to compute it; null: none.
+OCT_API void oct_times(OctModel*, double* seconds);
 OCT_API const char* oct_error(int32_t code);
 OCT_API float* oct_buffer(OctModel*, int32_t buffer, int32_t tokens);  // room for so many tokens; for tests
 // Chunks of a fake job that were run, by all threads: `phases` phases of `chunks` each, `rounds` times. For tests.

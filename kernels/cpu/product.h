@@ -7,13 +7,13 @@
 
 namespace {
 
-template <int MT>
-__attribute__((noinline)) void emit(Sink& sink, int first, int block, const F* v) {
+// Rows [first, first + count) of a block.
+__attribute__((noinline)) void emit(Sink& sink, int first, int count, int block, const F* v) {
     const size_t column = size_t(block) * LANES;
     const F bias = sink.bias ? load(sink.bias + column) : zero();
     if (sink.mode == Sink::HEAD) {
         const int real = sink.rows - int(column);
-        for (int m = first; m < first + MT; m++) {
+        for (int m = first; m < first + count; m++) {
             F value = v[m - first];
             if (sink.bias) value = add(value, bias);
             if (sink.cap > 0) value = capped(value, sink.cap);
@@ -38,7 +38,7 @@ __attribute__((noinline)) void emit(Sink& sink, int first, int block, const F* v
         }
         return;
     }
-    for (int m = 0; m < MT; m++) {
+    for (int m = 0; m < count; m++) {
         float* row = sink.out + size_t(first + m) * sink.stride;
         F value = sink.bias ? add(v[m], bias) : v[m];
         if (sink.mode == Sink::STORE) {
@@ -87,7 +87,7 @@ void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink
     const int8_t* x = a.q + panel * w.cols + slot * GROUP;
     const float* scale = a.scale + panel * groups + slot;
     const float* scaled_sum = a.scaled_sum + panel * groups + slot;
-    const int32_t* total = a.sum + panel * groups + slot;
+    const int32_t* excess = a.excess + panel * groups + slot;
     const int32_t* low = a.low + panel * groups + slot;
     constexpr int SIDE = MT < 4 ? MT : 4;  // rows whose sums go on side by side: each waits for itself only
     F y[MT];
@@ -96,7 +96,7 @@ void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink
         const Place at = place_of<KIND>(data, groups, g);
         Bytes bytes;
         load_numbers<KIND>(at, bytes);
-        if (MT <= 4) prefetch(at.q + AHEAD, group_bytes(KIND));
+        if (MT <= 8) prefetch(at.q + AHEAD, group_bytes(KIND));
         F factor, second = zero();
         load_scales<KIND>(at, factor, second);
 #pragma GCC unroll 16
@@ -105,11 +105,11 @@ void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink
             F dot[SIDE], last[SIDE];
             if (KIND == OCT_K6) {
                 int32_t starts[2 * SIDE];
-                for (int i = 0; i < SIDE; i++) starts[i] = -32 * low[m + i], starts[SIDE + i] = 32 * (low[m + i] - total[m + i]);
+                for (int i = 0; i < SIDE; i++) starts[i] = low[m + i], starts[SIDE + i] = excess[m + i] / 4 - low[m + i];
                 dots_half<0, SIDE>(bytes, xs, starts, dot);
                 dots_half<1, SIDE>(bytes, xs, starts + SIDE, last);
             } else if (KIND == OCT_W8) {
-                dots_w8<SIDE>(bytes, xs, total + m, dot);
+                dots_w8<SIDE>(bytes, xs, excess + m, dot);
             } else if (KIND == OCT_W4 || KIND == OCT_K4) {
                 dots_w4<SIDE>(bytes, xs, dot);
             } else {
@@ -126,10 +126,10 @@ void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink
         x += LANES * GROUP;
         scale += LANES;
         scaled_sum += LANES;
-        total += LANES;
+        excess += LANES;
         low += LANES;
     }
-    emit<MT>(sink, m0, block, y);
+    emit(sink, m0, MT, block, y);
 }
 
 // A group's weights as the numbers that they stand for, [column][row].
@@ -166,7 +166,7 @@ void exact_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sin
             for (int m = 0; m < MT; m++) y[m] = fma(weight, set(x[k * LANES + m]), y[m]);
         }
     }
-    emit<MT>(sink, m0, block, y);
+    emit(sink, m0, MT, block, y);
 }
 
 template <int KIND>
@@ -195,7 +195,7 @@ void float_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sin
             for (int b = 0; b < NB; b++) y[b][m] = fma(weight[b], value, y[b][m]);
         }
     }
-    for (int b = 0; b < NB; b++) emit<MT>(sink, m0, block + b, y[b]);
+    for (int b = 0; b < NB; b++) emit(sink, m0, MT, block + b, y[b]);
 }
 
 // One block over all rows of [m, end), in the largest tiles that fit; `T<MT>::run`.

@@ -87,25 +87,64 @@ void add_rows(const float* x, int n, float* out) {
     for (int i = 0; i < n; i += LANES) store(out + i, add(load(out + i), load(x + i)));
 }
 
-void spread(const float* x, int n, float* out) {
-    for (int k = 0; k < n; k++) out[k * LANES] = x[k];
+void spread(const float* const* rows, int n, int from, int to, const Activations& panel) {
+    for (int k = from; k < to; k += LANES)
+        for (int r = 0; r < n; r++)
+            for (int i = k; i < least(k + LANES, to); i++) panel.x[i * LANES + r] = rows[r][i];
 }
 
-void quantise(const float* x, int n, int8_t* q, float* scale, float* scaled_sum, int32_t* total, int32_t* low) {
-    for (int g = 0; g < n / GROUP; g++) {
-        F a = load(x + g * GROUP), b = load(x + g * GROUP + LANES);
-        float top = greatest(most(magnitude(a), magnitude(b)));
-        F inverse = set(top > 0 ? 127.f / top : 0.f);
-        a = nearest(mul(a, inverse));
-        b = nearest(mul(b, inverse));
-        store_i8(q + g * LANES * GROUP, a);
-        store_i8(q + g * LANES * GROUP + LANES, b);
-        const float first = sum(a), whole = first + sum(b);
-        scale[g * LANES] = top / 127.f;
-        scaled_sum[g * LANES] = top / 127.f * whole;
-        total[g * LANES] = whole == whole ? int32_t(whole) : 0;
-        low[g * LANES] = first == first ? int32_t(first) : 0;
+// `n` groups of 32 numbers, at most 16, side by side; lane i of what is given is of group i. Where a number is not finite
+// the scale is not a number.
+inline void quantise_groups(const float* const* x, int n, int8_t* q, int step, F& scale, F& low, F& whole) {
+    F top[LANES], first[LANES], both[LANES];
+    for (int i = 0; i < LANES; i++)
+        top[i] = i < n ? most(magnitude(load(x[i])), magnitude(load(x[i] + LANES))) : zero();
+    const F tops = greatest_each(top);
+    float inverse[LANES];
+    store(inverse, div(set(127.f), most(tops, set(1e-30f))));
+    for (int i = 0; i < n; i++) {
+        const F by = set(inverse[i]), a = nearest(mul(load(x[i]), by)), b = nearest(mul(load(x[i] + LANES), by));
+        store_i8(q + i * step, a);
+        store_i8(q + i * step + LANES, b);
+        first[i] = a;
+        both[i] = add(a, b);
     }
+    for (int i = n; i < LANES; i++) first[i] = both[i] = zero();
+    low = sum_each(first);
+    whole = sum_each(both);
+    scale = fma(whole, zero(), div(tops, set(127.f)));
+}
+
+// Lanes are rows where there are many, else groups of one row: a row's numbers are the same.
+void quantise(const float* const* rows, int n, int from, int to, const Activations& panel) {
+    constexpr int MANY = 3;
+    const float* x[LANES];
+    F scale, low, whole;
+    for (int g = from; n >= MANY && g < to; g++) {
+        for (int r = 0; r < n; r++) x[r] = rows[r] + g * GROUP;
+        quantise_groups(x, n, panel.q + g * LANES * GROUP, GROUP, scale, low, whole);
+        store(panel.scale + g * LANES, scale);
+        store(panel.scaled_sum + g * LANES, mul(scale, whole));
+        store_i32(panel.excess + g * LANES, mul(whole, set(-128.f)));
+        store_i32(panel.low + g * LANES, mul(low, set(-32.f)));
+    }
+    for (int r = 0; n < MANY && r < n; r++)
+        for (int g = from; g < to; g += LANES) {
+            const int count = least(LANES, to - g);
+            for (int i = 0; i < count; i++) x[i] = rows[r] + (g + i) * GROUP;
+            quantise_groups(x, count, panel.q + g * LANES * GROUP + r * GROUP, LANES * GROUP, scale, low, whole);
+            float scales[LANES], sums[LANES];
+            int32_t excess[LANES], lows[LANES];
+            store(scales, scale);
+            store(sums, mul(scale, whole));
+            store_i32(excess, mul(whole, set(-128.f)));
+            store_i32(lows, mul(low, set(-32.f)));
+            for (int i = 0; i < count; i++) {
+                const int at = (g + i) * LANES + r;
+                panel.scale[at] = scales[i], panel.scaled_sum[at] = sums[i];
+                panel.excess[at] = excess[i], panel.low[at] = lows[i];
+            }
+        }
 }
 
 bool finite(const float* x, int n) {

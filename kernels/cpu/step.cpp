@@ -59,26 +59,30 @@ private:
 
 // Room for `rows` rows of activations of up to `columns` columns, in panels.
 struct Prepared {
-    Region x, q, scale, scaled_sum, sum, low;
+    Region x, q, scale, scaled_sum, excess, low;
     Prepared() = default;
     Prepared(size_t rows, int columns) : Prepared(cells(rows, columns)) {}
     explicit Prepared(size_t n)
-        : x(n * 4), q(n), scale(n / GROUP * 4), scaled_sum(n / GROUP * 4), sum(n / GROUP * 4), low(n / GROUP * 4) {}
+        : x(n * 4), q(n), scale(n / GROUP * 4), scaled_sum(n / GROUP * 4), excess(n / GROUP * 4), low(n / GROUP * 4) {}
     static size_t cells(size_t rows, int columns) { return (rows + LANES - 1) / LANES * LANES * size_t(columns); }
 };
 
 Activations view(const Prepared& p) {
     return {p.x.as<float>(),          p.q.as<int8_t>(),    p.scale.as<float>(),
-            p.scaled_sum.as<float>(), p.sum.as<int32_t>(), p.low.as<int32_t>()};
+            p.scaled_sum.as<float>(), p.excess.as<int32_t>(), p.low.as<int32_t>()};
 }
 
-// Put a row at `at`.
-void place(const Isa& isa, const float* x, int cols, size_t at, bool int8, const Prepared& to) {
-    const size_t panel = at / LANES * LANES, slot = at % LANES, groups = size_t(cols) / GROUP;
-    if (!int8) return isa.spread(x, cols, to.x.as<float>() + panel * size_t(cols) + slot);
-    const size_t group = panel * groups + slot;
-    isa.quantise(x, cols, to.q.as<int8_t>() + panel * size_t(cols) + slot * GROUP, to.scale.as<float>() + group,
-                 to.scaled_sum.as<float>() + group, to.sum.as<int32_t>() + group, to.low.as<int32_t>() + group);
+// The first block of a chunk: an even one, so that gates stay with what they gate and kernels find their blocks in pairs.
+int block_of(const OctMatrix& w, int chunk, int total) {
+    return least(w.blocks, 2 * int(int64_t((w.blocks + 1) / 2) * chunk / total));
+}
+
+// Columns from part/parts to (part + 1)/parts of a panel; a part begins at a whole group.
+void make_panel(const Isa& isa, const float* const* rows, int n, int cols, bool int8, int part, int parts, const Activations& to) {
+    const int groups = (cols + GROUP - 1) / GROUP;
+    const int first = groups * part / parts, last = groups * (part + 1) / parts;
+    if (int8) isa.quantise(rows, n, first, last, to);
+    else isa.spread(rows, n, first * GROUP, least(last * GROUP, cols), to);
 }
 
 int up(int n) { return (n + LANES - 1) / LANES * LANES; }
@@ -149,8 +153,8 @@ struct OctModel final : Job {
         const size_t dims = size_t(s.head_dim), padded = size_t(head_layout.padded_dim);
         for (Scratch& one : scratch) {
             one.rows = Prepared(FEW, widest);
-            one.row = Region(size_t(widest) * 4);
-            one.moved = Region(size_t(widest) * 4);
+            one.row = Region(size_t(widest) * LANES * 4);
+            one.moved = Region(size_t(widest) * LANES * 4);
             one.scores = Region(size_t(SEGMENT) * MOST_SEEING * 4);
             one.queries = Region(size_t(MOST_SEEING) * padded * 4);
             one.head = Region(padded * 4);
@@ -177,6 +181,9 @@ struct OctModel final : Job {
             }
         shared = Prepared(cells);
         choices.resize(size_t(capacity) * size_t(used));
+        seated.resize(slots);
+        seats.resize(slots > size_t(capacity) ? slots : size_t(capacity));
+        for (size_t i = 0; i < seats.size(); i++) seats[i] = int(i);
         checks = Region(size_t(capacity) * size_t(shape.threads) * LANES * 4);
     }
 
@@ -195,6 +202,7 @@ struct OctModel final : Job {
     size_t block_bytes, layer_bytes;
     Region pool;
     std::vector<Region> rows;
+    double* seconds = nullptr;  // by operation, its first and its second phase: see `oct_times`
 
 private:
     float* row(int buffer, int token) const {
@@ -212,7 +220,11 @@ private:
         return path_length(token) ? now->paths[now->path_start[token + 1] - 1] : now->positions[token];
     }
     bool follows(int token) const;
-    void prepare(const OctOp& op, int token, int at, const Prepared& to, int thread) const;
+    uint32_t panel_chunks(const OctOp& op, int count) const;
+    void prepare(const OctOp& op, const int* from, int count, int part, int parts, const Activations& to, int thread) const;
+    void prepare_chunk(const OctOp& op, const int* from, int count, int chunk, int total, int thread) const;
+    void prepare_seats(const OctOp& op, int chunk, int total, int thread) const;
+    void prepare_head(const OctOp& op, int panel) const;
     void linear(const OctOp& op, uint32_t phase, int chunk, int total, int thread);
     void add_normed(const OctOp& op, int token, int thread) const;
     void turn(const OctOp& op, const float* x, const float* norm, int position, float scale, float* out, int thread) const;
@@ -232,6 +244,7 @@ private:
     int experts = 0, used = 0;
     std::vector<Choice> choices;             // by token, its best experts
     std::vector<int> seat_start, seat_count;  // by expert: its slots, which begin a panel
+    std::vector<int> seated, seats;           // by slot: its token; the slots themselves
 
     int widest = 0, capacity = 0, group = 1;
     Prepared shared;
@@ -365,7 +378,7 @@ void OctModel::copy() {
 }
 
 uint32_t OctModel::product_chunks(const OctOp& op) const {
-    const int units = op.mode == OCT_GATED ? op.matrix->blocks / 2 : op.matrix->blocks;
+    const int units = (op.matrix->blocks + 1) / 2;
     const uint64_t bytes = uint64_t(op.matrix->blocks) * op.matrix->block_bytes;
     int wanted = int((bytes + CHUNK_BYTES - 1) / CHUNK_BYTES);
     if (shape.threads > 1) wanted = wanted > 4 * shape.threads ? wanted : 4 * shape.threads;
@@ -418,7 +431,7 @@ void OctModel::plan() {
         switch (ops[i].kind) {
             case OCT_EMBED: case OCT_ADD_NORMED: second = by_token; break;
             case OCT_LINEAR:
-                first = now->tokens > FEW ? by_token : 0;
+                first = now->tokens > FEW ? panel_chunks(ops[i], now->tokens) : 0;
                 second = product_chunks(ops[i]);
                 break;
             case OCT_ATTEND:
@@ -436,7 +449,8 @@ void OctModel::plan() {
                 second = product_chunks(ops[i]) * uint32_t(experts);
                 break;
             case OCT_HEAD:
-                first = by_token;
+                first = panel_chunks(ops[i], now->samples);
+                if (first < by_token) first = by_token;
                 second = now->samples ? product_chunks(ops[i]) : 0;
                 bests.assign(size_t(second) * size_t(now->samples), -3.4e38f);
                 best_ids.assign(size_t(second) * size_t(now->samples), 0);
@@ -448,7 +462,7 @@ void OctModel::plan() {
 
 // With taps, in parts: what an operation reads is there when all before it are done.
 void OctModel::run_all() {
-    if (!now->taps) return team.run(*this, chunks);
+    if (!now->taps) return team.run(*this, chunks, seconds);
     const std::vector<uint32_t> all = chunks;
     size_t from = 0;
     for (int tap = 0; tap < now->taps; tap++) {
@@ -466,7 +480,7 @@ void OctModel::run_part(const std::vector<uint32_t>& all, size_t from, size_t to
     if (from == to) return;
     std::fill(chunks.begin(), chunks.end(), 0u);
     std::copy(all.begin() + long(2 * from), all.begin() + long(2 * to), chunks.begin() + long(2 * from));
-    team.run(*this, chunks);
+    team.run(*this, chunks, seconds);
 }
 
 void OctModel::step(const OctStep& s) {
@@ -514,8 +528,7 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
             break;
         case OCT_LINEAR:
             if (second) return linear(op, phase, chunk, total, thread);
-            range(now->tokens, from, to);
-            for (int i = from; i < to; i++) prepare(op, i, i, shared, thread);
+            prepare_chunk(op, seats.data(), now->tokens, chunk, total, thread);
             break;
         case OCT_ATTEND:
             if (second) {
@@ -533,10 +546,8 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
                 return part_product(op, op.matrix[head], size_t(head) * size_t(up(now->tokens)), now->tokens,
                                     row(op.out, 0) + head * up(op.matrix->rows), chunk % each, each);
             }
-            range(now->tokens, from, to);
-            for (int i = from; i < to; i++)
-                for (int h = 0; h < op.heads; h++)
-                    place(isa, row(op.in, i) + h * op.width, op.matrix->cols, size_t(h * up(now->tokens) + i), int8(op), shared);
+            range(op.heads * up(now->tokens) / LANES, from, to);
+            for (int panel = from; panel < to; panel++) prepare_head(op, panel);
             break;
         case OCT_ROUTE:
             if (second) return seat();
@@ -545,12 +556,7 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
             break;
         case OCT_RISE: case OCT_FALL:
             if (second) return expert(op, chunk, total);
-            range(now->tokens, from, to);
-            for (int i = from; i < to; i++)
-                for (int j = 0; j < used; j++) {
-                    const int slot = choices[size_t(i * used + j)].slot;
-                    prepare(op, op.kind == OCT_RISE ? i : slot, slot, shared, thread);
-                }
+            prepare_seats(op, chunk, total, thread);
             break;
         case OCT_BLEND:
             range(now->tokens, from, to);
@@ -563,27 +569,69 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
                 now->finite[i] = isa.finite(row(op.in, i), widths[size_t(op.in)]);
                 if (now->hidden) show(op, i, thread);
             }
-            range(now->samples, from, to);
-            for (int i = from; i < to; i++) prepare(op, now->sample_rows[i], i, shared, thread);
+            if (const int panels = int(panel_chunks(op, now->samples)); chunk < panels)
+                prepare_chunk(op, now->sample_rows, now->samples, chunk, panels, thread);
             break;
     }
 }
 
-// Row `token` of the input as row `at` of `to`: normed if there is a norm, and as the matrix wants it.
-void OctModel::prepare(const OctOp& op, int token, int at, const Prepared& to, int thread) const {
-    const float* x = row(op.in, token);
+// Chunks to make the panels of `count` rows: where there are few panels, parts of them, as many of each.
+uint32_t OctModel::panel_chunks(const OctOp& op, int count) const {
+    const int panels = (count + LANES - 1) / LANES, wanted = shape.threads > 1 ? 4 * shape.threads : 1;
+    if (panels == 0 || panels >= wanted) return uint32_t(least(panels, 4 * wanted));
+    const int parts = least((wanted + panels - 1) / panels, op.matrix->cols / (4 * GROUP));
+    return uint32_t(panels * (parts > 1 ? parts : 1));
+}
+
+void OctModel::prepare_chunk(const OctOp& op, const int* from, int count, int chunk, int total, int thread) const {
+    const int panels = (count + LANES - 1) / LANES, parts = total > panels ? total / panels : 1;
+    const int64_t all = int64_t(panels) * parts;
+    for (int i = int(all * chunk / total); i < int(all * (chunk + 1) / total); i++) {
+        const int first = i / parts * LANES;
+        prepare(op, from + first, least(LANES, count - first), i % parts, parts, view(shared).from(size_t(first), op.matrix->cols),
+                thread);
+    }
+}
+
+// Panels of slots: experts begin a panel each, so the rows of one are without gaps.
+void OctModel::prepare_seats(const OctOp& op, int chunk, int total, int thread) const {
+    for (int e = 0, panel = 0; e < experts; e++)
+        for (int first = 0; first < seat_count[size_t(e)]; first += LANES, panel++) {
+            if (panel % total != chunk) continue;
+            const int at = seat_start[size_t(e)] + first;
+            prepare(op, (op.kind == OCT_RISE ? seated : seats).data() + at, least(LANES, seat_count[size_t(e)] - first), 0, 1,
+                    view(shared).from(size_t(at), op.matrix->cols), thread);
+        }
+}
+
+// HEADS: head after head, the columns that are its own of a panel of tokens.
+void OctModel::prepare_head(const OctOp& op, int panel) const {
+    const int panels = up(now->tokens) / LANES, head = panel / panels, first = panel % panels * LANES;
+    const int count = least(LANES, now->tokens - first);
+    const float* rows[LANES];
+    for (int r = 0; r < count; r++) rows[r] = row(op.in, first + r) + head * op.width;
+    make_panel(isa, rows, count, op.matrix->cols, int8(op), 0, 1, view(shared).from(size_t(panel) * LANES, op.matrix->cols));
+}
+
+// Rows `from` of the input as a panel, or a part of it: normed if there is a norm, and as the matrix wants them.
+void OctModel::prepare(const OctOp& op, const int* from, int count, int part, int parts, const Activations& to, int thread) const {
     const int cols = op.matrix->cols;
-    if (op.norm) {
-        float* normed = scratch[size_t(thread)].row.as<float>();
-        isa.norm(op.norm_kind, x, op.norm, op.norm_bias, up(cols), cols, op.eps, normed);
-        x = normed;
+    const float* rows[LANES];
+    for (int r = 0; r < count; r++) {
+        const size_t at = size_t(r) * size_t(widest);
+        rows[r] = row(op.in, from[r]);
+        if (op.norm) {
+            float* normed = scratch[size_t(thread)].row.as<float>() + at;
+            isa.norm(op.norm_kind, rows[r], op.norm, op.norm_bias, up(cols), cols, op.eps, normed);
+            rows[r] = normed;
+        }
+        if (op.order) {
+            float* moved = scratch[size_t(thread)].moved.as<float>() + at;
+            for (int k = 0; k < cols; k++) moved[k] = rows[r][op.order[k]];
+            rows[r] = moved;
+        }
     }
-    if (op.order) {
-        float* moved = scratch[size_t(thread)].moved.as<float>();
-        for (int k = 0; k < cols; k++) moved[k] = x[op.order[k]];
-        x = moved;
-    }
-    place(isa, x, cols, size_t(at), int8(op), to);
+    make_panel(isa, rows, count, cols, int8(op), part, parts, to);
 }
 
 void OctModel::linear(const OctOp& op, uint32_t phase, int chunk, int total, int thread) {
@@ -593,10 +641,9 @@ void OctModel::linear(const OctOp& op, uint32_t phase, int chunk, int total, int
         from = &own.rows;
         if (const uint64_t wanted = steps << 12 | phase; own.holds != wanted) {
             own.holds = wanted;
-            for (int i = 0; i < now->tokens; i++) prepare(op, i, i, own.rows, thread);
+            prepare(op, seats.data(), now->tokens, 0, 1, view(own.rows), thread);
         }
     }
-    const int unit = op.mode == OCT_GATED ? 2 : 1, units = op.matrix->blocks / unit;
     Sink sink{};
     sink.mode = op.mode == OCT_GATED ? Sink::GATED
                 : op.mode == OCT_ADD ? Sink::ADD
@@ -606,8 +653,8 @@ void OctModel::linear(const OctOp& op, uint32_t phase, int chunk, int total, int
     sink.out = row(op.out, 0) + op.column;
     sink.stride = size_t(widths[size_t(op.out)]);
     sink.bias = op.bias;
-    isa.product(*op.matrix, unit * int(int64_t(units) * chunk / total), unit * int(int64_t(units) * (chunk + 1) / total),
-                view(*from), now->tokens, shape.exact, sink);
+    isa.product(*op.matrix, block_of(*op.matrix, chunk, total), block_of(*op.matrix, chunk + 1, total), view(*from), now->tokens,
+                shape.exact, sink);
 }
 
 void OctModel::add_normed(const OctOp& op, int token, int thread) const {
@@ -791,7 +838,10 @@ void OctModel::seat() {
     for (int i = 0; i < all; i++) seat_count[size_t(choices[size_t(i)].expert)]++;
     for (int e = 1; e < experts; e++) seat_start[size_t(e)] = seat_start[size_t(e - 1)] + up(seat_count[size_t(e - 1)]);
     std::vector<int> next = seat_start;
-    for (int i = 0; i < all; i++) choices[size_t(i)].slot = next[size_t(choices[size_t(i)].expert)]++;
+    for (int i = 0; i < all; i++) {
+        const int slot = choices[size_t(i)].slot = next[size_t(choices[size_t(i)].expert)]++;
+        seated[size_t(slot)] = i / used;
+    }
 }
 
 void OctModel::expert(const OctOp& op, int chunk, int total) {
@@ -803,22 +853,13 @@ void OctModel::expert(const OctOp& op, int chunk, int total) {
 
 // One of `parts` of a matrix, on `count` rows that are prepared from row `start` on.
 void OctModel::part_product(const OctOp& op, const OctMatrix& w, size_t start, int count, float* out, int part, int parts) {
-    const size_t cols = size_t(w.cols), groups = cols / GROUP;
-    Activations from = view(shared);
-    from.x += start * cols;
-    from.q += start * cols;
-    from.scale += start * groups;
-    from.scaled_sum += start * groups;
-    from.sum += start * groups;
-    from.low += start * groups;
-    const int unit = op.mode == OCT_GATED ? 2 : 1, units = w.blocks / unit;
+    const Activations from = view(shared).from(start, w.cols);
     Sink sink{};
     sink.mode = op.mode == OCT_GATED ? Sink::GATED : Sink::STORE;
     sink.act = op.act;
     sink.out = out;
     sink.stride = size_t(widths[size_t(op.out)]);
-    isa.product(w, unit * int(int64_t(units) * part / parts), unit * int(int64_t(units) * (part + 1) / parts), from, count,
-                shape.exact, sink);
+    isa.product(w, block_of(w, part, parts), block_of(w, part + 1, parts), from, count, shape.exact, sink);
 }
 
 void OctModel::blend(const OctOp& op, int token) const {
@@ -850,9 +891,8 @@ void OctModel::head(const OctOp& op, int chunk, int total, int thread) const {
     sink.best = const_cast<float*>(bests.data()) + size_t(chunk) * size_t(now->samples);
     sink.best_id = const_cast<int32_t*>(best_ids.data()) + size_t(chunk) * size_t(now->samples);
     sink.check = checks.as<float>() + size_t(thread) * size_t(now->samples) * LANES;
-    const int blocks = op.matrix->blocks;
-    isa.product(*op.matrix, int(int64_t(blocks) * chunk / total), int(int64_t(blocks) * (chunk + 1) / total),
-                view(shared), now->samples, shape.exact, sink);
+    isa.product(*op.matrix, block_of(*op.matrix, chunk, total), block_of(*op.matrix, chunk + 1, total), view(shared),
+                now->samples, shape.exact, sink);
 }
 
 OCT_API OctModel* oct_model_new(const OctShape* shape, const OctOp* ops, int32_t count, const int32_t* widths,
@@ -879,6 +919,8 @@ OCT_API int32_t oct_copy_cells(OctModel* model, int32_t count, const int32_t* so
     return model->copy_cells(count, source, target);
 }
 
+OCT_API void oct_times(OctModel* model, double* seconds) { model->seconds = seconds; }
+
 OCT_API const char* oct_error(int32_t code) {
     switch (code) {
         case OK: return "nothing is wrong";
@@ -903,7 +945,11 @@ OCT_API void oct_linear(int32_t level, const OctMatrix* w, const float* x, int32
     const Isa& isa = isa_of(least(level, oct_isa_best()));
     const Prepared rows(size_t(n), (w->cols + GROUP - 1) / GROUP * GROUP);
     const bool int8 = !exact && w->kind > OCT_BF16;
-    for (size_t m = 0; m < size_t(n); m++) place(isa, x + m * size_t(w->cols), w->cols, m, int8, rows);
+    for (int m = 0; m < n; m += LANES) {
+        const float* panel[LANES];
+        for (int r = 0; r < least(LANES, n - m); r++) panel[r] = x + size_t(m + r) * size_t(w->cols);
+        make_panel(isa, panel, least(LANES, n - m), w->cols, int8, 0, 1, view(rows).from(size_t(m), w->cols));
+    }
     Sink sink{};
     sink.mode = Sink::STORE;
     sink.out = y;

@@ -1,7 +1,5 @@
 #include "team.h"
 
-#include <chrono>
-
 #include "octavo.h"
 
 namespace octavo {
@@ -32,9 +30,10 @@ Team::~Team() {
     for (std::thread& worker : workers_) worker.join();
 }
 
-void Team::run(Job& job, const std::vector<uint32_t>& chunks) {
+void Team::run(Job& job, const std::vector<uint32_t>& chunks, double* seconds) {
     const uint32_t epoch = epoch_of(word_.load(std::memory_order_relaxed)) + 1;
     job_ = &job;
+    if ((seconds_ = seconds)) opened_ = std::chrono::steady_clock::now();
     for (size_t p = 0; p < chunks.size(); p++) chunks_[p].store(chunks[p], std::memory_order_relaxed);
     phases_ = uint32_t(chunks.size());
     open(epoch, 0);
@@ -52,6 +51,12 @@ void Team::open(uint32_t epoch, uint32_t phase) {
     word_.store(word_of(epoch, phase < phases_ ? phase : FINISHED));
 }
 
+void Team::note(uint32_t phase) {
+    const auto now = std::chrono::steady_clock::now();
+    seconds_[phase] += std::chrono::duration<double>(now - opened_).count();
+    opened_ = now;
+}
+
 void Team::work(int thread, uint32_t epoch) {
     int spins = 0;
     for (;;) {
@@ -63,7 +68,10 @@ void Team::work(int thread, uint32_t epoch) {
             // From a stale `phase` or `chunks` nothing follows: the word has moved on then, and this fails.
             if (!word_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel)) continue;
             job_->run(phase, chunk, chunks, thread);
-            if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) open(epoch, phase + 1);
+            if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) {
+                if (seconds_) note(phase);
+                open(epoch, phase + 1);
+            }
             spins = 0;
         } else if (++spins < SPINS_IN_PHASE) {
             pause();

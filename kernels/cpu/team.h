@@ -6,6 +6,7 @@
 // epoch and goes. Within a phase threads wait briefly by spinning, then yield; between jobs they spin, then sleep.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -40,19 +41,23 @@ public:
     Team& operator=(const Team&) = delete;
 
     int threads() const { return int(workers_.size()) + 1; }
-    // Run all phases; phase p has chunks[p] (0: it is skipped). The caller takes part as thread 0.
-    void run(Job& job, const std::vector<uint32_t>& chunks);
+    // Run all phases; phase p has chunks[p] (0: it is skipped). The caller takes part as thread 0. `seconds`, if it is
+    // not null, has a number for each phase, to which is added how long it was open.
+    void run(Job& job, const std::vector<uint32_t>& chunks, double* seconds = nullptr);
 
 private:
     void work(int thread, uint32_t epoch);
     void serve(int thread);
     void open(uint32_t epoch, uint32_t phase);
+    void note(uint32_t phase);
 
     alignas(64) std::atomic<uint64_t> word_{0};
     alignas(64) std::atomic<uint32_t> done_{0};
     alignas(64) std::unique_ptr<std::atomic<uint32_t>[]> chunks_;
     uint32_t phases_ = 0;  // this and the job: read only by holders of a chunk
     Job* job_ = nullptr;
+    double* seconds_ = nullptr;
+    std::chrono::steady_clock::time_point opened_;
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
     std::mutex mutex_;

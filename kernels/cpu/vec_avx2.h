@@ -82,6 +82,22 @@ inline void store_i8(int8_t* p, F a) {
     _mm_storeu_si128((__m128i*)p, bytes);
 }
 
+inline void store_i32(int32_t* p, F a) {
+    _mm256_storeu_si256((__m256i*)p, _mm256_cvtps_epi32(a.lo));
+    _mm256_storeu_si256((__m256i*)(p + 8), _mm256_cvtps_epi32(a.hi));
+}
+// Lane i of the result is made of all lanes of a[i].
+inline F greatest_each(const F* a) {
+    float out[16];
+    for (int i = 0; i < 16; i++) out[i] = greatest(a[i]);
+    return load(out);
+}
+inline F sum_each(const F* a) {
+    float out[16];
+    for (int i = 0; i < 16; i++) out[i] = sum(a[i]);
+    return load(out);
+}
+
 // A group of 32 columns by 16 rows: lo/hi[j] have columns 4j .. 4j+3 of rows 0-7 and 8-15, as unsigned bytes.
 struct Bytes {
     __m256i lo[8], hi[8];
@@ -179,7 +195,7 @@ inline __m256i dot_w8(const __m256i* w, const int8_t* x) {
     }
     return a;
 }
-inline F dot_w8(const Bytes& w, const int8_t* x, int32_t) {
+inline F dot_w8(const Bytes& w, const int8_t* x) {
     return {_mm256_cvtepi32_ps(dot_w8(w.lo, x)), _mm256_cvtepi32_ps(dot_w8(w.hi, x))};
 }
 // The same for N rows.
@@ -192,8 +208,8 @@ inline void dots_w5(const Bytes& w, const int8_t* x, F* out) {
     for (int i = 0; i < N; i++) out[i] = dot_w5(w, x + 32 * i);
 }
 template <int N>
-inline void dots_w8(const Bytes& w, const int8_t* x, const int32_t* total, F* out) {
-    for (int i = 0; i < N; i++) out[i] = dot_w8(w, x + 32 * i, total[i]);
+inline void dots_w8(const Bytes& w, const int8_t* x, const int32_t*, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_w8(w, x + 32 * i);
 }
 template <int HALF, int N>
 inline void dots_half(const Bytes& w, const int8_t* x, const int32_t* start, F* out) {

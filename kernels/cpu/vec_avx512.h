@@ -37,6 +37,27 @@ inline void store_i8(int8_t* p, F a) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
+inline void store_i32(int32_t* p, F a) { _mm512_storeu_si512(p, _mm512_cvtps_epi32(a)); }
+
+// Lane i of the result is made of all lanes of a[i]: halves of two vectors are laid side by side, four times.
+template <class Join>
+inline F across(const F* a, Join join) {
+    F b[8], c[4], d[2];
+    const auto pd = [](F x) { return _mm512_castps_pd(x); };
+    const auto ps = [](__m512d x) { return _mm512_castpd_ps(x); };
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) b[i] = join(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        c[i] = join(ps(_mm512_unpacklo_pd(pd(b[2 * i]), pd(b[2 * i + 1]))), ps(_mm512_unpackhi_pd(pd(b[2 * i]), pd(b[2 * i + 1]))));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        d[i] = join(_mm512_shuffle_f32x4(c[2 * i], c[2 * i + 1], 0x88), _mm512_shuffle_f32x4(c[2 * i], c[2 * i + 1], 0xDD));
+    return join(_mm512_shuffle_f32x4(d[0], d[1], 0x88), _mm512_shuffle_f32x4(d[0], d[1], 0xDD));
+}
+inline F greatest_each(const F* a) { return across(a, most); }
+inline F sum_each(const F* a) { return across(a, add); }
+
 // A group of 32 columns by 16 rows: part[j] has columns 4j .. 4j+3 of each row, as unsigned bytes in its lane.
 struct Bytes {
     __m512i part[8];
@@ -84,12 +105,12 @@ inline void raise_two(const uint8_t* p, Bytes& w) {
     raise_two<0>(first, w), raise_two<1>(first, w), raise_two<2>(first, w), raise_two<3>(first, w);
     raise_two<4>(second, w), raise_two<5>(second, w), raise_two<6>(second, w), raise_two<7>(second, w);
 }
-// Sums of N rows, side by side, over pieces FROM .. TO - 1; they begin at `factor` times what stands at `start`.
+// Sums of N rows, side by side, over pieces FROM .. TO - 1; they begin at what stands at `start`.
 template <int N, int FROM, int TO>
-inline void dots(const Bytes& w, const int8_t* x, const int32_t* start, int32_t factor, F* out) {
+inline void dots(const Bytes& w, const int8_t* x, const int32_t* start, F* out) {
     __m512i a[N];
 #pragma GCC unroll 4
-    for (int i = 0; i < N; i++) a[i] = start ? _mm512_set1_epi32(factor * start[i]) : _mm512_setzero_si512();
+    for (int i = 0; i < N; i++) a[i] = start ? _mm512_set1_epi32(start[i]) : _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int j = FROM; j < TO; j++)
 #pragma GCC unroll 4
@@ -98,16 +119,16 @@ inline void dots(const Bytes& w, const int8_t* x, const int32_t* start, int32_t 
     for (int i = 0; i < N; i++) out[i] = _mm512_cvtepi32_ps(a[i]);
 }
 template <int N>
-inline void dots_w4(const Bytes& w, const int8_t* x, F* out) { dots<N, 0, 8>(w, x, nullptr, 0, out); }
+inline void dots_w4(const Bytes& w, const int8_t* x, F* out) { dots<N, 0, 8>(w, x, nullptr, out); }
 template <int N>
-inline void dots_w5(const Bytes& w, const int8_t* x, F* out) { dots<N, 0, 8>(w, x, nullptr, 0, out); }
-// Bytes are stored with 128 added; `total` is the sum of each row.
+inline void dots_w5(const Bytes& w, const int8_t* x, F* out) { dots<N, 0, 8>(w, x, nullptr, out); }
+// Bytes are stored with 128 added, of which `excess` takes away what it adds.
 template <int N>
-inline void dots_w8(const Bytes& w, const int8_t* x, const int32_t* total, F* out) { dots<N, 0, 8>(w, x, total, -128, out); }
+inline void dots_w8(const Bytes& w, const int8_t* x, const int32_t* excess, F* out) { dots<N, 0, 8>(w, x, excess, out); }
 // One half of the columns: pieces 4 half .. 4 half + 3 of numbers below 64; the sums begin at `start`.
 template <int HALF, int N>
 inline void dots_half(const Bytes& w, const int8_t* x, const int32_t* start, F* out) {
-    dots<N, 4 * HALF, 4 * HALF + 4>(w, x, start, 1, out);
+    dots<N, 4 * HALF, 4 * HALF + 4>(w, x, start, out);
 }
 inline F byte_of(const Bytes& w, int column) {
     __m512i part = _mm512_srl_epi32(w.part[column / 4], _mm_cvtsi32_si128(8 * (column % 4)));

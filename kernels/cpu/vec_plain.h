@@ -67,6 +67,13 @@ inline void store_i8(int8_t* p, F a) {
     for (int i = 0; i < 16; i++) p[i] = int8_t(nearbyintf(a[i]));
 }
 
+inline void store_i32(int32_t* p, F a) {
+    for (int i = 0; i < 16; i++) p[i] = a[i] == a[i] ? int32_t(a[i]) : 0;
+}
+// Lane i of the result is made of all lanes of a[i].
+inline F greatest_each(const F* a) { return each([&](int i) { return greatest(a[i]); }); }
+inline F sum_each(const F* a) { return each([&](int i) { return sum(a[i]); }); }
+
 // A group of 32 columns by 16 rows, as unsigned bytes [column / 4][row][column % 4].
 struct Bytes {
     uint8_t b[512];
@@ -95,7 +102,7 @@ inline F dot(const Bytes& w, const int8_t* x, int from, int to, int32_t start) {
 }
 inline F dot_w4(const Bytes& w, const int8_t* x) { return dot(w, x, 0, 8, 0); }
 inline F dot_w5(const Bytes& w, const int8_t* x) { return dot(w, x, 0, 8, 0); }
-inline F dot_w8(const Bytes& w, const int8_t* x, int32_t total) { return dot(w, x, 0, 8, -128 * total); }
+inline F dot_w8(const Bytes& w, const int8_t* x, int32_t excess) { return dot(w, x, 0, 8, excess); }
 // One half of the columns: pieces 4 half .. 4 half + 3 of numbers below 64; the sum begins at `start`.
 template <int HALF>
 inline F dot_half(const Bytes& w, const int8_t* x, int32_t start) {
@@ -111,8 +118,8 @@ inline void dots_w5(const Bytes& w, const int8_t* x, F* out) {
     for (int i = 0; i < N; i++) out[i] = dot_w5(w, x + 32 * i);
 }
 template <int N>
-inline void dots_w8(const Bytes& w, const int8_t* x, const int32_t* total, F* out) {
-    for (int i = 0; i < N; i++) out[i] = dot_w8(w, x + 32 * i, total[i]);
+inline void dots_w8(const Bytes& w, const int8_t* x, const int32_t* excess, F* out) {
+    for (int i = 0; i < N; i++) out[i] = dot_w8(w, x + 32 * i, excess[i]);
 }
 template <int HALF, int N>
 inline void dots_half(const Bytes& w, const int8_t* x, const int32_t* start, F* out) {
