@@ -210,6 +210,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_buffer": (c.c_void_p, (c.c_void_p, c.c_int32, c.c_int32)),
     "oct_team_stress": (c.c_int64, (c.c_int32, c.c_int32, c.c_int32, c.c_int32)),
     "oct_read_bandwidth": (c.c_double, (c.c_int32, c.c_uint64, c.c_int32)),
+    "oct_byte_rate": (c.c_double, (c.c_int32, c.c_int32, c.c_int32)),
 }
 
 

@@ -39,6 +39,20 @@ inline const uint8_t* head_at(const Attention& a, int cell) {
     return a.pool + size_t(a.table[cell / a.head.block_size]) * a.block_bytes + size_t(a.kv_head) * a.head.bytes;
 }
 
+// Memory is asked for what comes so much later: tiles of this segment, after its last keys its first values, after its
+// last values the next keys, of the next segment or, as heads of a sequence are taken one after the other, of the next head.
+constexpr int POSITIONS_AHEAD = 4 * LANES;
+
+// Keys `at` or, beyond the end, those of the next head; `none` if there are none.
+template <int KIND>
+inline const typename Cell<KIND>::T* next_keys(const Attention& a, int at, const typename Cell<KIND>::T* none) {
+    typedef const typename Cell<KIND>::T T;
+    if (at < a.end) return (T*)(head_at(a, cell_of(a, at)) + a.head.keys);
+    at += a.from - a.end;
+    const bool more = at < a.end && size_t(a.kv_head + 1) * a.head.bytes < a.block_bytes;
+    return more ? (T*)(head_at(a, cell_of(a, at)) + a.head.bytes + a.head.keys) : none;
+}
+
 // Keys of positions [at, at + 16) and the distance between dimensions, their scales and the distance between groups.
 template <int KIND>
 struct Keys {
@@ -69,13 +83,30 @@ inline Keys<KIND> key_tile(const Attention& a, int at, int end) {
     return {tile, scales, LANES};
 }
 
+template <int KIND>
+struct Values {
+    const typename Cell<KIND>::T* cells;
+    const float* scales;
+};
+
+template <int KIND>
+inline Values<KIND> value_row(const Attention& a, int position) {
+    const HeadLayout& l = a.head;
+    const int cell = cell_of(a, position), slot = cell % l.block_size;
+    const uint8_t* head = head_at(a, cell);
+    return {(const typename Cell<KIND>::T*)(head + l.values) + slot * l.padded_dim,
+            (const float*)(head + l.value_scales) + slot * ((l.head_dim + GROUP - 1) / GROUP)};
+}
+
 template <int KIND, int R>
 void scores_of(const Attention& a, const float* q, int from, int end) {
     const int dims = a.head.head_dim;
     for (int at = from; at < end; at += LANES) {
         const Keys<KIND> keys = key_tile<KIND>(a, at, end);
-        const int ahead = at + 4 * LANES;
-        const auto* next = ahead < end ? (const typename Cell<KIND>::T*)(head_at(a, cell_of(a, ahead)) + a.head.keys) : keys.cells;
+        const int ahead = at + POSITIONS_AHEAD, after = from + (ahead - end + LANES - 1) / LANES * LANES;
+        const auto* next = ahead < end   ? (const typename Cell<KIND>::T*)(head_at(a, cell_of(a, ahead)) + a.head.keys)
+                           : after < end ? value_row<KIND>(a, after).cells
+                                         : keys.cells;
         F s[R];
         for (int r = 0; r < R; r++) s[r] = zero();
         if (KIND == OCT_I8) {
@@ -127,21 +158,6 @@ inline void weigh(float* scores, int from, int end, int first, int seen, float& 
     sum_of_weights = sum(total);
 }
 
-template <int KIND>
-struct Values {
-    const typename Cell<KIND>::T* cells;
-    const float* scales;
-};
-
-template <int KIND>
-inline Values<KIND> value_row(const Attention& a, int position) {
-    const HeadLayout& l = a.head;
-    const int cell = cell_of(a, position), slot = cell % l.block_size;
-    const uint8_t* head = head_at(a, cell);
-    return {(const typename Cell<KIND>::T*)(head + l.values) + slot * l.padded_dim,
-            (const float*)(head + l.value_scales) + slot * ((l.head_dim + GROUP - 1) / GROUP)};
-}
-
 template <int KIND, int R, int ND>
 inline void mix(const Attention& a, int dim, int from, int end, float* part) {
     const int padded = a.head.padded_dim, groups = (a.head.head_dim + GROUP - 1) / GROUP;
@@ -150,10 +166,10 @@ inline void mix(const Attention& a, int dim, int from, int end, float* part) {
     for (int r = 0; r < R; r++)
         for (int n = 0; n < ND; n++) y[r][n] = zero();
     for (int at = from; at < end; at += LANES) {
-        const int last = least(at + LANES, end), ahead = at + 4 * LANES;
+        const int last = least(at + LANES, end), ahead = at + POSITIONS_AHEAD;
         const bool whole = aligned && last <= a.trunk;
         const Values<KIND> tile = value_row<KIND>(a, at);
-        const auto* next = ahead < end ? value_row<KIND>(a, ahead).cells + dim : tile.cells + dim;
+        const auto* next = (ahead < end ? value_row<KIND>(a, ahead).cells : next_keys<KIND>(a, ahead, tile.cells)) + dim;
         for (int t = at; t < last; t++) {
             const Values<KIND> row = whole ? Values<KIND>{tile.cells + (t - at) * padded, tile.scales + (t - at) * groups}
                                            : value_row<KIND>(a, t);

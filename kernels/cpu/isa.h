@@ -64,6 +64,7 @@ struct Attention {
     int trunk;             // positions below it are at the cell of that number, position p from it on at
     const int32_t* cells;  // cells[p - trunk]
     int kv_head;
+    int from, end;   // positions that any of the rows sees, in whole tiles: where reading goes on
     float cap;
     float* scores;  // scratch, [MOST_SEEING][SEGMENT]
     uint8_t* tile;  // scratch, one tile of keys and its scales
@@ -93,6 +94,7 @@ struct Isa {
     void (*attend_latent)(const Attention&, const float* q, int rows, const int* first, const int* seen, int segment,
                           float* part);
     void (*remember_latent)(const float* cell, const HeadLayout&, int at, uint8_t* block);
+    int64_t (*byte_products)(int rounds);  // operations done: see `oct_byte_rate`
     int32_t (*sample)(const OctDraw&, int32_t vocabulary);
     void (*likely)(OctLikely&, int32_t vocabulary);
 };

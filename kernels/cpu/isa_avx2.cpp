@@ -5,5 +5,5 @@
 
 const octavo::Isa octavo::isa_avx2 {
     norm, add_rows, spread, quantise, embed, product, attend, merge, finish, rotate, remember, finite,
-    attend_latent, remember_latent, sample, likely,
+    attend_latent, remember_latent, byte_products, sample, likely,
 };

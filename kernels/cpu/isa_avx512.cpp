@@ -6,5 +6,5 @@
 
 const octavo::Isa octavo::isa_avx512 {
     norm, add_rows, spread, quantise, embed, product_of_any, attend, merge, finish, rotate, remember, finite,
-    attend_latent, remember_latent, sample, likely,
+    attend_latent, remember_latent, wide_byte_products, sample, likely,
 };

@@ -186,3 +186,6 @@ OCT_API float* oct_buffer(OctModel*, int32_t buffer, int32_t tokens);  // room f
 OCT_API int64_t oct_team_stress(int32_t threads, int32_t phases, int32_t chunks, int32_t rounds);
 // Bytes a second read from a buffer of that size by `threads` threads; the roofline of benchmarks.
 OCT_API double oct_read_bandwidth(int32_t threads, uint64_t bytes, int32_t repeats);
+// Operations a second, two for each product and sum, of plain byte products from the first-level cache: no scales, nothing
+// stored. What a product of bytes could reach; the other roofline.
+OCT_API double oct_byte_rate(int32_t isa, int32_t threads, int32_t repeats);

@@ -260,4 +260,21 @@ void product(const OctMatrix& w, int from, int to, const Activations& a, int row
     }
 }
 
+// A group of 16 rows by 4 rows of activations, again and again.
+int64_t byte_products(int rounds) {
+    alignas(64) uint8_t numbers[256] = {};
+    alignas(64) int8_t x[4 * GROUP] = {};
+    asm volatile("" ::"r"(numbers), "r"(x) : "memory");
+    Bytes bytes;
+    load_w4(numbers, bytes);
+    F y[4] = {zero(), zero(), zero(), zero()};
+    for (int i = 0; i < rounds; i++) {
+        F dot[4];
+        dots_w4<4>(bytes, x, dot);
+        for (int m = 0; m < 4; m++) y[m] = add(y[m], dot[m]);
+        asm volatile("" ::: "memory");
+    }
+    return sum(add(add(y[0], y[1]), add(y[2], y[3]))) == 0 ? int64_t(rounds) * 2 * 4 * LANES * GROUP : 0;
+}
+
 }  // namespace

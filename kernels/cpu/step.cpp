@@ -212,6 +212,7 @@ private:
     uint32_t product_chunks(const OctOp& op) const;
     void plan();
     void plan_attention();
+    uint32_t attention_chunks() const;
     void copy();
     void run_all();
     void run_part(const std::vector<uint32_t>& all, size_t from, size_t to);
@@ -385,6 +386,13 @@ uint32_t OctModel::product_chunks(const OctOp& op) const {
     return uint32_t(least(units, wanted));
 }
 
+// Where there are many tiles, one thread takes all heads of a tile, whose keys and values lie side by side.
+uint32_t OctModel::attention_chunks() const {
+    const size_t threads = size_t(shape.threads), most = 32 * threads;
+    const size_t wanted = tiles.size() >= 4 * threads && part_start.empty() ? tiles.size() : units.size();
+    return uint32_t(wanted < most ? wanted : most);
+}
+
 void OctModel::plan_attention() {
     const int most = group < MOST_SEEING ? MOST_SEEING / group : 1;
     tiles.clear();
@@ -404,8 +412,8 @@ void OctModel::plan_attention() {
     part_start.assign(split ? pairs : 0, 0);
     if (split && pairs > pending_size) pending.reset(new std::atomic<int>[pending_size = pairs]);
     size_t floats = 0;
-    for (int head = 0; head < shape.kv_heads; head++)  // late tiles, which see most, come first
-        for (int t = int(tiles.size()) - 1; t >= 0; t--) {
+    for (int t = int(tiles.size()) - 1; t >= 0; t--)  // late tiles, which see most, come first
+        for (int head = 0; head < shape.kv_heads; head++) {
             if (!split) {
                 units.push_back({t, head, -1});
                 continue;
@@ -436,7 +444,7 @@ void OctModel::plan() {
                 break;
             case OCT_ATTEND:
                 first = alone ? 0 : by_token;
-                second = units.size() < 4 * some ? uint32_t(units.size()) : 4 * some;
+                second = attention_chunks();
                 break;
             case OCT_HEADS:
                 first = by_token;
@@ -786,6 +794,8 @@ void OctModel::see(const OctOp& op, const Unit& unit, int from, int count, int s
         first[r] = op.window && position >= op.window ? position - op.window + 1 : 0;
         seen[r] = position + 1;
     }
+    a.from = first[0] / LANES * LANES;
+    a.end = seen[count - 1];
     (shape.latent ? isa.attend_latent : isa.attend)(a, queries, count, first, seen, segment, part);
 }
 

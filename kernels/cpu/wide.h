@@ -151,4 +151,32 @@ void product_of_any(const OctMatrix& w, int from, int to, const Activations& a, 
     }
 }
 
+// Four blocks by six rows, 128 columns.
+int64_t wide_byte_products(int rounds) {
+    constexpr int PIECES = 32, NB = 4, MT = 6;
+    alignas(64) uint8_t weights[PIECES][NB][64] = {};
+    alignas(64) int8_t x[MT][4 * PIECES] = {};
+    asm volatile("" ::"r"(weights), "r"(x) : "memory");
+    __m512i a[NB][MT];
+    for (auto& block : a)
+        for (__m512i& sum : block) sum = _mm512_setzero_si512();
+    for (int round = 0; round < rounds; round++)
+        for (int j = 0; j < PIECES; j++) {
+            __m512i weight[NB];
+#pragma GCC unroll 4
+            for (int b = 0; b < NB; b++) weight[b] = _mm512_load_si512(weights[j][b]);
+#pragma GCC unroll 6
+            for (int m = 0; m < MT; m++) {
+                const __m512i value = four(x[m] + 4 * j);
+#pragma GCC unroll 4
+                for (int b = 0; b < NB; b++) a[b][m] = _mm512_dpbusd_epi32(a[b][m], weight[b], value);
+            }
+            asm volatile("" ::: "memory");
+        }
+    __m512i all = _mm512_setzero_si512();
+    for (auto& block : a)
+        for (__m512i& sum : block) all = _mm512_or_si512(all, sum);
+    return _mm512_test_epi32_mask(all, all) ? 0 : int64_t(rounds) * PIECES * NB * MT * LANES * 4 * 2;
+}
+
 }  // namespace

@@ -1,19 +1,26 @@
-"""The native executor's step against the torch executor's, and against memory: `python tests/bench/native_cpu.py`.
+"""The native executor's step against memory, byte products and torch: `python -m tests.bench.native_cpu`.
 
-Both run the default model in one process and take turns, so that what else the machine does falls on both; a row
-gives the medians and the median of the pairs' ratios with its quartiles. A step is greedy, argmax included.
-The roofline is the packed weights over the read bandwidth, measured just before. Torch's row counts are taken freely
-here, faster than where its executor had to refuse some to be exact.
+What is compared runs the default model in one process and takes turns, so that what else the machine does falls on
+both; a row gives the medians and the median of the pairs' ratios with its quartiles. A step is greedy, argmax included.
+The rooflines are measured just before: reading 1 GiB, for the packed weights of decode 1 (a cache that holds some of
+them takes a step past it), and byte products from the first-level cache, for the products of prefill. `--against` takes
+turns with another build of the library, `--beside` with a busy process that is stopped and let go. Torch's row counts
+are taken freely here, faster than where its executor had to refuse some to be exact.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -25,7 +32,7 @@ from octavo.executors.cpu.layout import PoolShape, Span
 from octavo.executors.cpu.linear import Backend, RowCounts
 from octavo.executors.cpu.llama import Arithmetic, KvPool, Llama
 from octavo.executors.loading.files import load_model, open_checkpoint
-from octavo.executors.native.library import Isa, Kind, int32s, load
+from octavo.executors.native.library import Isa, Kind, OpKind, int32s, load
 from octavo.executors.native.program import Inputs, Native, Pool, Weights
 
 SIZE, CONTEXT, PREFILL = 16, 256, 512
@@ -86,61 +93,164 @@ def pairs(
     return out
 
 
+class Roofs(NamedTuple):
+    """Bytes read, and operations of byte products (a product and its sum are two), a second."""
+
+    read: float
+    products: float
+
+
+def operations(native: Native, tokens: int) -> float:
+    """Of the products of a step over one text, of which the last token is sampled; without attention."""
+    sizes = {name: 2 * matrix.rows * matrix.cols for name, matrix in native.weights.matrices.items()}
+    head = sizes.pop("head", None)
+    embed = sizes.pop("embed")
+    return float(tokens * sum(sizes.values()) + (head or embed))
+
+
+def step_name(batch: int) -> str:
+    return f"decode {batch}" if batch else f"prefill {PREFILL}"
+
+
+def ratio(pairs_found: list[tuple[float, float]]) -> str:
+    """How much longer the second one takes: median of the pairs (quartiles)."""
+    low, middle, high = statistics.quantiles([b / a for a, b in pairs_found], n=4)
+    return f"{middle:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def alone(natives: dict[str, Native], roofs: Roofs) -> list[str]:
+    lines = [
+        "| step | mode | best ms | median ms | tokens/s (best) | of the roof (best) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for batch in (*BATCHES, 0):
+        for mode, native in natives.items():
+            run = native_step(native, batch)
+            run()
+            times = [timed(run) for _ in range(40 if batch else 8)]
+            best = min(times)
+            roof = ""
+            if batch == 1:
+                roof = f"{native.weights.arena.size / roofs.read / best:.2f} of reading"
+            elif batch == 0 and mode == "fast":
+                roof = f"{operations(native, PREFILL) / roofs.products / best:.2f} of byte products"
+            lines.append(
+                f"| {step_name(batch)} | {mode} | {best * 1e3:.2f} | {statistics.median(times) * 1e3:.2f} | "
+                f"{(batch or PREFILL) / best:.0f} | {roof} |"
+            )
+    return lines
+
+
+def shares(native: Native, steps: int = 20) -> list[str]:
+    """Where the time of a step goes, in fast mode."""
+    lines = ["| step | rows made ready | products | attention | head | rest |", "|---|---|---|---|---|---|"]
+    kinds = np.array(native.operations)
+    for batch in (*BATCHES, 0):
+        run = native_step(native, batch)
+        run()
+        seconds = native.watch()
+        for _ in range(steps if batch else 4):
+            run()
+        ready, computed = seconds[kinds == OpKind.LINEAR].sum(0)
+        parts = [ready, computed, *(seconds[kinds == kind].sum() for kind in (OpKind.ATTEND, OpKind.HEAD))]
+        cells = " | ".join(f"{part / seconds.sum():.0%}" for part in (*parts, seconds.sum() - sum(parts)))
+        lines.append(f"| {step_name(batch)} | {cells} |")
+    return lines
+
+
+def against_torch(natives: dict[str, Native], threads: int, seconds: float) -> list[str]:
+    torch.set_num_threads(threads)
+    arithmetic = Arithmetic(Backend.PACKED, RowCounts((1, 8, 32, 256)), RowCounts((1, 8, 32)), (1, 16, 64))
+    llama = Llama(load_model(locate("default")), arithmetic)
+    pool = KvPool(PoolShape(BLOCKS, SIZE, llama.spec.kv_heads, llama.spec.head_dim), llama.spec.layers)
+    lines = ["| step | mode | native ms | torch ms | torch takes (quartiles) | pairs |", "|---|---|---|---|---|---|"]
+    for batch in (*BATCHES, 0):
+        for mode, native in natives.items():
+            found = pairs(native_step(native, batch), torch_step(llama, pool, batch), seconds, 7)
+            lines.append(row(batch, mode, found))
+    return lines
+
+
+def against_build(natives: dict[str, Native], old: dict[str, Native], seconds: float) -> list[str]:
+    lines = ["| step | mode | this ms | other ms | the other takes (quartiles) | pairs |", "|---|---|---|---|---|---|"]
+    for batch in (*BATCHES, 0):
+        for mode, native in natives.items():
+            found = pairs(native_step(native, batch), native_step(old[mode], batch), seconds, 7)
+            lines.append(row(batch, mode, found))
+    return lines
+
+
+def row(batch: int, mode: str, found: list[tuple[float, float]]) -> str:
+    one, other = (statistics.median(times) * 1e3 for times in zip(*found, strict=True))
+    return f"| {step_name(batch)} | {mode} | {one:.2f} | {other:.2f} | {ratio(found)} | {len(found)} |"
+
+
+def beside(native: Native, rounds: int = 10, steps: int = 60) -> list[str]:
+    """Step times with a busy process and without, in turns of `steps` steps."""
+    lines = [
+        "| step | p50 ms | p99 ms | beside a busy process: p50 ms | p99 ms | p99 to p99 |",
+        "|---|---|---|---|---|---|",
+    ]
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for batch in (1, 8):
+            run = native_step(native, batch)
+            idle, other = list[float](), list[float]()
+            for _ in range(rounds):
+                for sign, times in ((signal.SIGSTOP, idle), (signal.SIGCONT, other)):
+                    busy.send_signal(sign)
+                    run()
+                    times.extend(timed(run) for _ in range(steps))
+            (a, b), (c, d) = ((statistics.median(x), statistics.quantiles(x, n=100)[98]) for x in (idle, other))
+            lines.append(
+                f"| {step_name(batch)} | {a * 1e3:.2f} | {b * 1e3:.2f} | {c * 1e3:.2f} | {d * 1e3:.2f} | {d / b:.1f} |"
+            )
+    finally:
+        busy.kill()
+        busy.wait()
+    return lines
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    options.add_argument("--seconds", type=float, default=8.0, help="for each row")
-    options.add_argument("--alone", action="store_true", help="without torch: best and median of the native step only")
+    options.add_argument("--seconds", type=float, default=4.0, help="for each row of pairs")
+    options.add_argument("--alone", action="store_true", help="without torch: the native step only")
+    options.add_argument("--against", type=Path, help="another build of the library, with the same interface")
+    options.add_argument("--beside", action="store_true", help="also beside a busy process")
     options.add_argument("--isa", choices=[isa.name for isa in Isa], default=None)
     options.add_argument("--write", action="store_true", help=f"also write {RESULTS.name}")
     given = options.parse_args()
     files = locate("default")
     assert files.path is not None
     library, checkpoint = load(), open_checkpoint(files)
-    isa = None if given.isa is None else Isa[given.isa]
-    natives = {}
-    for mode, kind in (("fast", Kind.BF16), ("exact", Kind.F32)):
-        weights = Weights(library, checkpoint, exact=mode == "exact")
-        natives[mode] = Native(weights, Pool(BLOCKS, SIZE, kind), given.threads, isa)
+    isa = Isa(library.oct_isa_best()) if given.isa is None else Isa[given.isa]
+
+    def models(library: ctypes.CDLL) -> dict[str, Native]:
+        return {
+            mode: Native(
+                Weights(library, checkpoint, exact=mode == "exact"), Pool(BLOCKS, SIZE, kind), given.threads, isa
+            )
+            for mode, kind in (("fast", Kind.BF16), ("exact", Kind.F32))
+        }
+
+    natives = models(library)
     size = natives["fast"].weights.arena.size
-    read = library.oct_read_bandwidth(given.threads, 1 << 30, 3)
+    roofs = Roofs(library.oct_read_bandwidth(given.threads, 1 << 30, 3), library.oct_byte_rate(isa, given.threads, 10))
+    work = operations(natives["fast"], PREFILL)
     head = (
-        f"{given.threads} threads, level {natives['fast'].isa.name}, load of the machine {os.getloadavg()[0]:.1f}; "
-        f"weights {size / 1e6:.0f} MB; reads {read / 1e9:.1f} GB/s (1 GiB): {size / read * 1e3:.2f} ms for them."
+        f"{given.threads} threads, level {isa.name}, load of the machine {os.getloadavg()[0]:.1f}; weights "
+        f"{size / 1e6:.0f} MB; reads {roofs.read / 1e9:.1f} GB/s (1 GiB), {size / roofs.read * 1e3:.2f} ms for them; "
+        f"byte products {roofs.products / 1e9:.0f} G/s, {work / roofs.products * 1e3:.0f} ms for those of prefill."
     )
-    lines = [head, ""]
-    if given.alone:
-        lines += ["| step | mode | best ms | median ms | tokens/s (best) |", "|---|---|---|---|---|"]
-        for batch in (*BATCHES, 0):
-            for mode, native in natives.items():
-                run = native_step(native, batch)
-                times = [timed(run) for _ in range(40 if batch else 8)]
-                rate = (batch or PREFILL) / min(times)
-                lines.append(
-                    f"| {f'decode {batch}' if batch else f'prefill {PREFILL}'} | {mode} | {min(times) * 1e3:.2f} | "
-                    f"{statistics.median(times) * 1e3:.2f} | {rate:.0f} |"
-                )
-    else:
-        torch.set_num_threads(given.threads)
-        arithmetic = Arithmetic(Backend.PACKED, RowCounts((1, 8, 32, 256)), RowCounts((1, 8, 32)), (1, 16, 64))
-        llama = Llama(load_model(files), arithmetic)
-        pool = KvPool(PoolShape(BLOCKS, SIZE, llama.spec.kv_heads, llama.spec.head_dim), llama.spec.layers)
-        lines += [
-            "| step | mode | native ms | torch ms | ratio (quartiles) | pairs |",
-            "|---|---|---|---|---|---|",
-        ]
-        for batch in (*BATCHES, 0):
-            for mode, native in natives.items():
-                found = pairs(native_step(native, batch), torch_step(llama, pool, batch), given.seconds, 7)
-                ratios = [b / a for a, b in found]
-                low, middle, high = statistics.quantiles(ratios, n=4)
-                lines.append(
-                    f"| {f'decode {batch}' if batch else f'prefill {PREFILL}'} | {mode} | "
-                    f"{statistics.median(a for a, _ in found) * 1e3:.2f} | "
-                    f"{statistics.median(b for _, b in found) * 1e3:.1f} | {middle:.1f}x ({low:.1f} to {high:.1f}) | "
-                    f"{len(found)} |"
-                )
-    text = "\n".join(lines)
+    parts = [[head], alone(natives, roofs), shares(natives["fast"])]
+    if given.against:
+        parts.append(against_build(natives, models(load(given.against)), given.seconds))
+    if given.beside:
+        parts.append(beside(natives["fast"]))
+    if not given.alone:
+        parts.append(against_torch(natives, given.threads, given.seconds))
+    text = "\n\n".join("\n".join(lines) for lines in parts)
     print(text)
     if given.write:
         RESULTS.write_text(f"# Native CPU step\n\n{(__doc__ or '').strip()}\n\n{text}\n", encoding="utf-8")
