@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from octavo.core.config.schema import Config
-from octavo.core.control import Ready, SetPolicy, SetShadow, Topology
-from octavo.core.machine import Core, Outbound
-from octavo.core.messages import Body, Facts, PeerDown, PeerUp, Role, SwapPolicy, Tick, encode
+from octavo.core.control import Ready, SetPolicy, SetShadow, SetWeights, Topology
+from octavo.core.machine import Core, Outbound, Outputs
+from octavo.core.messages import Body, Facts, PeerDown, PeerUp, Role, SwapPolicy, Tick, Weigh, encode
 from octavo.core.policy.tap import ProcessWatch
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
@@ -46,6 +46,8 @@ class CoreActor(Shell, Generic[C]):
         self._core: C | None = None
         self._policies: dict[str, SwapPolicy] = {}
         """What was set since the start, by group: for the cores of later generations."""
+        self._weights: Weigh | None = None
+        """The same of tenants' shares."""
         self._recorder = (
             Recorder(run_dir, role, self.events, config.trace.record_bytes)
             if config.trace.record and role in (Role.SCHEDULER, Role.KV)
@@ -77,12 +79,19 @@ class CoreActor(Shell, Generic[C]):
                 self._recorder.started(self.station.links.generation, topology.facts)
             for policy in self._policies.values():
                 self._apply(self._core, policy)
+            if self._weights is not None:
+                self._apply(self._core, self._weights)
             self.link.send(Ready())
 
     def set_policy(self, policy: SetPolicy) -> None:
         self._policies[policy.group] = SwapPolicy(policy.group, policy.name, policy.options, policy.disabled)
         if self._core is not None:
             self._apply(self._core, self._policies[policy.group])
+
+    def set_weights(self, weights: SetWeights) -> None:
+        self._weights = Weigh(weights.weights)
+        if self._core is not None:
+            self._apply(self._core, self._weights)
 
     def set_shadow(self, shadow: SetShadow) -> None:
         if self._onlooker is not None:
@@ -107,7 +116,7 @@ class CoreActor(Shell, Generic[C]):
     def stats(self) -> dict[str, int]:
         return {} if self._core is None else self._read(self._core)
 
-    def _apply(self, core: C, message: Body, arrival: Arrival | None = None) -> None:
+    def _apply(self, core: C, message: Body, arrival: Arrival | None = None) -> Outputs:
         now_ns = time.monotonic_ns()
         outputs = core.apply(now_ns, message)
         if self._recorder is not None:
@@ -117,3 +126,4 @@ class CoreActor(Shell, Generic[C]):
             self.station.send(outbound.role, *self.beside(outbound, arrival), name=outbound.name)
         for event in outputs.events:
             self.events.emit(event, now_ns)
+        return outputs

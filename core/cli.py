@@ -1,4 +1,4 @@
-"""The command line: `octavo serve`, `config`, `status`, `trace show`, and what the `octavo.commands` entry points add.
+"""The command line: `octavo serve`, `config`, `status`, `trace`, `policy`, `cache`, and what entry points add.
 
 It turns words into calls and errors into exit codes, nothing more. What a command drives is imported
 when it runs, so that `octavo --help` and `octavo status` cost no more than this file.
@@ -176,6 +176,28 @@ def shadow_policy(
     return shadow(setting, option or (), run)
 
 
+def show_cache(*, run: Run = None, json_: Json = False) -> int:
+    """Show whose blocks are in the prefix tree of a running daemon."""
+    from octavo.core.client.cache import show
+
+    return show(run, json=json_)
+
+
+def flush_cache(*, tenant: str | None = None, prefix: str | None = None, run: Run = None, json_: Json = False) -> int:
+    """Empty the prefix tree of a running daemon. What runs goes on; nothing that is cached now is found any more.
+
+    Parameters
+    ----------
+    tenant
+        only what is this tenant's
+    prefix
+        only what begins with this text (as a plain prompt), or with these token ids: [1, 2, 3]
+    """
+    from octavo.core.client.cache import flush
+
+    return flush(run, tenant, prefix, json=json_)
+
+
 def _load(file: Path | None, sets: Sequence[str]) -> Loaded:
     return load(file, os.environ, sets)
 
@@ -209,6 +231,10 @@ def build(argv: Sequence[str]) -> App:
     policy.command(set_policy, name="set")
     policy.command(shadow_policy, name="shadow")
     app.command(policy)
+    cache = App(name="cache", help="Show and empty the prefix cache.")
+    cache.command(show_cache, name="show")
+    cache.command(flush_cache, name="flush")
+    app.command(cache)
     app.command(lambda: print(version), name="version", help="Print the version.")
     _add(trace, TRACE_COMMANDS, argv[1:2])
     _add(app, COMMANDS, argv[:1])

@@ -3,8 +3,10 @@
 Structs only; `control_link` carries them for a member, `supervisor` decides them. Control never waits behind
 work: it has sockets of its own.
 
-    member ─Hello, Ready, Heartbeat, TopologyAck, Bye, QueueFull, AskStatus, SetPolicy, SetShadow─▶ supervisor
-           ◀─Topology, Go, ClientGone, Who, Shutdown, Status, SetPolicy, SetShadow─────
+    member ─Hello, Ready, Heartbeat, TopologyAck, Bye, QueueFull, AskStatus─▶ supervisor
+           ◀─Topology, Go, ClientGone, Who, Shutdown, Status─
+           ─SetPolicy, SetShadow, SetWeights, AskCache─▶ supervisor ─the same─▶ who it is for
+           ◀─CacheState─ supervisor ◀─CacheState─ KV-manager
 
 A link between two actors changes in this order: a Topology that shows one end down; a Topology with the new
 generation up; everyone's TopologyAck, after which each accepts that generation; then Go, and only now does
@@ -104,6 +106,50 @@ class SetShadow(Control, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
+class SetWeights(Control, frozen=True):
+    """From a gateway, and on to the scheduler and the KV-manager (and to their successors): tenants' shares by name,
+    for policies that want to know them."""
+
+    weights: dict[str, float]
+
+
+class AskCache(Control, frozen=True, kw_only=True):
+    """From a client or a command, and on to the KV-manager: how is the prefix tree? With `flush`, take out of it first
+    what belongs to `tenant` (None: to anybody) and begins with the ids `prefix`. Answered with `CacheState` under the
+    same `ref`; `asker` is the supervisor's note of whom to tell."""
+
+    ref: int
+    flush: bool = False
+    tenant: str | None = None
+    prefix: list[int] = []
+    asker: bytes = b""
+
+
+class TenantBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks of one tenant in the prefix tree, and how many of these are in use."""
+
+    tenant: str
+    cached: int
+    used: int
+
+
+class CacheState(Control, frozen=True, kw_only=True):
+    """The KV-manager's answer, in blocks; or the supervisor's, with an `error`, if it cannot be asked. What was flushed
+    is `freed`, or free (`in_use`) when the sequences that use it end; `from_host` were in host memory, which any flush
+    empties."""
+
+    ref: int
+    asker: bytes = b""
+    error: str = ""
+    total: int = 0
+    free: int = 0
+    used: int = 0
+    tenants: list[TenantBlocks] = []
+    freed: int = 0
+    in_use: int = 0
+    from_host: int = 0
+
+
 # ── supervisor → member ──────────────────────────────────────────────────────────────────────────
 
 
@@ -172,8 +218,13 @@ class Status(Control, frozen=True, kw_only=True):
     """What whoever runs the service should know, a sentence each."""
 
 
-ToSupervisor: TypeAlias = Hello | Ready | Heartbeat | TopologyAck | Bye | QueueFull | AskStatus | SetPolicy | SetShadow
-ToMember: TypeAlias = Topology | Go | ClientGone | Who | Shutdown | Status | SetPolicy | SetShadow
+ToSupervisor: TypeAlias = (
+    Hello | Ready | Heartbeat | TopologyAck | Bye | QueueFull
+    | AskStatus | SetPolicy | SetShadow | SetWeights | AskCache | CacheState
+)  # fmt: skip
+ToMember: TypeAlias = (
+    Topology | Go | ClientGone | Who | Shutdown | Status | SetPolicy | SetShadow | SetWeights | AskCache | CacheState
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(ToSupervisor)

@@ -686,6 +686,20 @@ class SwapPolicy(Message):
     disabled: str = ""
 
 
+class Weigh(Message):
+    """control plane → scheduler or KV-manager: tenants' shares by name, for policies that want to know them."""
+
+    weights: dict[str, float]
+
+
+class Flush(Message):
+    """control plane → KV-manager: take out of the prefix tree what belongs to this tenant (None: to anybody) and begins
+    with `ids`."""
+
+    tenant: str | None
+    ids: Col
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the executor knows of its model once it is loaded; everyone gets it with the topology."""
 
@@ -736,7 +750,7 @@ def _decode_column(kind: Any, value: Any) -> Any:
 Body: TypeAlias = (
     Attach | Submit | Cancel | Taken | Tokenize | Detokenize | Tokenized | Detokenized | Accepted | Refused | Deliver
     | Enqueue | Stop | Deltas | Match | Matched | StepPlan | StepBind | StepAck | KvState | StepResult
-    | PeerUp | PeerDown | Tick | SwapPolicy
+    | PeerUp | PeerDown | Tick | SwapPolicy | Weigh | Flush
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_column)

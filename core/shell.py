@@ -15,7 +15,18 @@ from pathlib import Path
 import zmq
 
 from octavo.core.config.schema import Config
-from octavo.core.control import Hello, Progress, SetPolicy, SetShadow, Shutdown, ToMember, Topology, TopologyAck
+from octavo.core.control import (
+    AskCache,
+    Hello,
+    Progress,
+    SetPolicy,
+    SetShadow,
+    SetWeights,
+    Shutdown,
+    ToMember,
+    Topology,
+    TopologyAck,
+)
 from octavo.core.control_link import ControlLink
 from octavo.core.messages import PeerDown, PeerUp, Role
 from octavo.core.station import Arrival, Station
@@ -61,6 +72,12 @@ class Shell:
 
     def set_shadow(self, shadow: SetShadow) -> None:
         """A policy of somebody's begins or ends to look at copies of what ours are asked."""
+
+    def set_weights(self, weights: SetWeights) -> None:
+        """Tenants have these shares."""
+
+    def ask_cache(self, asked: AskCache) -> None:
+        """To the KV-manager."""
 
     def peer(self, news: PeerUp | PeerDown) -> None:
         """A link went up or down."""
@@ -109,13 +126,18 @@ class Shell:
             self.lose()
         for peer in news:
             self.peer(peer)
-        if isinstance(message, SetPolicy):
-            self.set_policy(message)
-        if isinstance(message, SetShadow):
-            self.set_shadow(message)
-        if isinstance(message, Topology):
-            self.learn(message)
-            self.link.send(TopologyAck(message.epoch))
+        match message:
+            case SetPolicy():
+                self.set_policy(message)
+            case SetShadow():
+                self.set_shadow(message)
+            case SetWeights():
+                self.set_weights(message)
+            case AskCache():
+                self.ask_cache(message)
+            case Topology():
+                self.learn(message)
+                self.link.send(TopologyAck(message.epoch))
         self._stats_ns = 0  # there may be a core now, or none, or another policy
 
     def _work(self, mail: bool) -> None:

@@ -11,13 +11,15 @@ may say `contract = 1`: then it is refused by an Octavo whose contract is anothe
 
 What it may rely on: its methods are called from one thread, one at a time. Time and randomness come from the view
 (`now_ns`, `seed`), never from the clock or a generator of its own, so that a simulation and a replay see the same.
-It may keep state between calls; the method `observe` (see `Observer`) tells it what became of the steps.
+It may keep state between calls; the methods `observe` (see `Observer`) and `weigh` (see
+`Weighing`) tell it what became of the steps, and what shares tenants have.
 
 Nothing of Octavo is imported here: a policy package needs this module, numpy and msgspec, nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -266,4 +268,14 @@ class Observer(Protocol):
 
     def observe(self, observed: Observed) -> None:
         """Learn from what happened. Called off the critical path, at most once a step."""
+        ...
+
+
+@runtime_checkable
+class Weighing(Protocol):
+    """What a policy of any group may have beside its own method."""
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Tenants' shares by name, each time they change while the service runs (`octavo keys`). Who is not named has
+        weight 1; what the policy's own options say of a tenant comes before."""
         ...

@@ -16,7 +16,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -31,9 +31,12 @@ from octavo.core.control import (
     DRAINING,
     READY,
     STARTING,
+    AskCache,
     Bye,
+    CacheState,
     Progress,
     Ready,
+    SetWeights,
     Shutdown,
     ToMember,
     Topology,
@@ -72,7 +75,7 @@ LAST_WORDS_MS = 200
 SEED_ABSENT = -1
 """As `Sampling.seed`: draw one."""
 
-Answer = TypeVar("Answer", Tokenized, Detokenized)
+Answer = TypeVar("Answer", Tokenized, Detokenized, CacheState)
 
 
 class Health(NamedTuple):
@@ -95,7 +98,7 @@ class Client:
         self._name = name
         self._session = Session(name, station.mailbox.endpoint)
         self._streams: dict[str, Stream] = {}
-        self._answers: dict[int, Tokenized | Detokenized | None] = {}
+        self._answers: dict[int, Tokenized | Detokenized | CacheState | None] = {}
         self._last_ref = 0
         self._topology: Topology | None = None
         self._ended: str | None = None
@@ -217,6 +220,31 @@ class Client:
             raise RequestRefused("tokens", answer.error)
         return answer.text
 
+    async def cache(
+        self,
+        *,
+        flush: bool = False,
+        tenant: str | None = None,
+        prefix: Sequence[int] = (),
+        timeout_s: float = PATIENCE_S,
+    ) -> CacheState:
+        """How the prefix tree is. With `flush`, what is there of `tenant` (None: of anybody) and begins with the ids
+        `prefix` is taken out of it first; what runs goes on. Raises `ServiceUnavailable`."""
+        ref = self._ref()
+        self._answers[ref] = None
+        try:
+            self._link.send(AskCache(ref=ref, flush=flush, tenant=tenant, prefix=list(prefix)))
+            state = await self._answered(ref, CacheState, "KV-manager", timeout_s)
+        finally:
+            del self._answers[ref]
+        if state.error:
+            raise ServiceUnavailable(state.error)
+        return state
+
+    def weigh(self, weights: dict[str, float]) -> None:
+        """Tell the policies what shares tenants have."""
+        self._link.send(SetWeights(weights))
+
     @property
     def facts(self) -> Facts | None:
         """What the executor said of its model; None until it has loaded."""
@@ -288,17 +316,19 @@ class Client:
         self._answers[ref] = None
         try:
             self._send(self._session.ask(question))
-            with anyio.move_on_after(timeout_s):
-                while self._ended is None:
-                    answer = self._answers[ref]
-                    if isinstance(answer, kind):
-                        return answer
-                    await self._news.wait()
-            reason = self.health().reason or f"the tokenizer has not answered for {timeout_s:g} s"
-            raise ServiceUnavailable(reason)
+            return await self._answered(ref, kind, "tokenizer", timeout_s)
         finally:
             del self._answers[ref]
             self._session.forget(ref)
+
+    async def _answered(self, ref: int, kind: type[Answer], who: str, timeout_s: float) -> Answer:
+        with anyio.move_on_after(timeout_s):
+            while self._ended is None:
+                answer = self._answers[ref]
+                if isinstance(answer, kind):
+                    return answer
+                await self._news.wait()
+        raise ServiceUnavailable(self.health().reason or f"the {who} has not answered for {timeout_s:g} s")
 
     def _leave(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
@@ -339,6 +369,8 @@ class Client:
                 self._session.forgotten()
             case Shutdown(why):
                 self._end(why)
+            case CacheState(ref=ref) if ref in self._answers:
+                self._answers[ref] = message
         self._send(self._session.connect(self._peers()))
         self._wake()
 

@@ -113,6 +113,10 @@ class ServerConfig(Section, frozen=True):
     """Who may use the API, and what they have used: see `octavo keys`. None lets everyone who reaches the address."""
     open: bool = False
     """Listen on an address that others reach although there is no keys file."""
+    tls_certificate: str | None = None
+    """A file with the certificate (and those up to its root), in PEM; with it and its key the gateway speaks HTTPS."""
+    tls_key: str | None = None
+    """Its private key, in PEM, without a passphrase."""
     tool_parser: str = "hermes"
     """Entry point in `octavo.tool_parser`: how the model writes its tool calls."""
     reasoning_parser: str | None = None

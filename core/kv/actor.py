@@ -9,14 +9,15 @@ from pathlib import Path
 
 from octavo.core.actor import CoreActor
 from octavo.core.config.schema import Config
-from octavo.core.control import Topology
+from octavo.core.control import AskCache, CacheState, TenantBlocks, Topology
 from octavo.core.kv.build import build
 from octavo.core.kv.core import KvCore
 from octavo.core.kv.host import HostTier
 from octavo.core.machine import Outbound
-from octavo.core.messages import Role, StepBind, encode
+from octavo.core.messages import Flush, Role, StepBind, col, encode
 from octavo.core.policy.tap import ProcessWatch
 from octavo.core.station import Arrival
+from octavo.core.trace.catalogue import KvFlushed
 
 
 class KvActor(CoreActor[KvCore]):
@@ -30,6 +31,30 @@ class KvActor(CoreActor[KvCore]):
         if isinstance(outbound.message, StepBind) and arrival is not None:
             return [arrival.frames[0], body]
         return [body]
+
+    def ask_cache(self, asked: AskCache) -> None:
+        core = self._core
+        if core is None:
+            self.link.send(CacheState(ref=asked.ref, asker=asked.asker, error="the KV-manager has no pool yet"))
+            return
+        freed = in_use = from_host = 0
+        if asked.flush:
+            for event in self._apply(core, Flush(asked.tenant, col(asked.prefix))).events:
+                if isinstance(event, KvFlushed):
+                    freed, in_use, from_host = event.freed, event.in_use, event.from_host
+        pool = core.pool
+        state = CacheState(
+            ref=asked.ref,
+            asker=asked.asker,
+            total=pool.total,
+            free=pool.free,
+            used=pool.total - pool.available,
+            tenants=[TenantBlocks(*row) for row in core.by_tenant()],
+            freed=freed,
+            in_use=in_use,
+            from_host=from_host,
+        )
+        self.link.send(state)
 
 
 def stats(core: KvCore) -> dict[str, int]:

@@ -23,6 +23,7 @@ from octavo.core.messages import (
     EMPTY,
     Body,
     Col,
+    Flush,
     Fork,
     Kind,
     KvState,
@@ -37,12 +38,13 @@ from octavo.core.messages import (
     StepPlan,
     SwapPolicy,
     Tick,
+    Weigh,
     col,
     cols,
     namespace_name,
 )
 from octavo.core.policy import PolicyHost
-from octavo.core.trace.catalogue import Event, KvEvicted, KvLeak, KvOverdraft, StepBound
+from octavo.core.trace.catalogue import Event, KvEvicted, KvFlushed, KvLeak, KvOverdraft, StepBound
 
 SHOWN_NAMESPACES = 8
 
@@ -69,11 +71,17 @@ class Residency:
     keys: list[bytes] = field(default_factory=list)
     keep_ns: int = 0
     """How long its blocks are to be kept after use, if they can be."""
+    cut: bool = False
+    """Some of it was flushed, or would have been: nothing more of it enters the tree."""
     found: int = field(init=False)
     """Keys that it was opened with."""
 
     def __post_init__(self) -> None:
         self.found = len(self.keys)
+
+    def begins_with(self, prefix: bytes) -> bool:
+        """`prefix` as int32 ids."""
+        return self.tokens[: len(prefix) // self.tokens.itemsize].tobytes() == prefix
 
 
 @dataclass(slots=True)
@@ -155,8 +163,13 @@ class KvCore:
             case PeerDown(role=Role.SCHEDULER):
                 self._release_all()
                 return Outputs([], self._check_idle())
+            case Flush():
+                return Outputs([], [self._flush(message), *self._check_idle()])
             case SwapPolicy():
                 self._eviction.swap(message.group, message.name, message.options, message.disabled)
+                return Outputs([], self._eviction.drain_events())
+            case Weigh():
+                self._eviction.weigh(message.weights)
                 return Outputs([], self._eviction.drain_events())
             case PeerUp() | PeerDown() | Tick():
                 return Outputs([], [])
@@ -173,6 +186,12 @@ class KvCore:
         """Blocks in the prefix tree by the first bytes of their namespace, of those with the most."""
         most = sorted(zip(self.pool.tenant_blocks, self._tenants, strict=False), reverse=True)[:SHOWN_NAMESPACES]
         return {namespace_name(name): blocks for blocks, name in most if blocks}
+
+    def by_tenant(self) -> list[tuple[str, int, int]]:
+        """Of each tenant that has any: its name, its blocks in the prefix tree, and of these the ones in use."""
+        cached, used = self.pool.tenant_blocks, self.pool.cached_in_use()
+        rows = zip(self.pool.tenants, cached, used, strict=False)
+        return sorted(row for row in rows if row[1])
 
     def tables(self) -> list[list[int]]:
         """The block tables of all residencies."""
@@ -196,6 +215,24 @@ class KvCore:
 
     def _new_pool(self, total: int, eviction: PolicyHost) -> BlockPool:
         return BlockPool(total, eviction, HostTier(total, self._host_blocks) if self._host_blocks else None)
+
+    def _flush(self, flush: Flush) -> KvFlushed:
+        """Also of what is resident nothing enters the tree any more, if it is what is to be flushed or hangs on it.
+        Host memory is emptied whatever is meant: of what is there only keys are known."""
+        names = self.pool.tenants
+        chosen = {index for index in self._tenants.values() if flush.tenant is None or names[index] == flush.tenant}
+        prefix = np.ascontiguousarray(flush.ids, dtype=np.int32).tobytes()
+        freed, in_use = self.pool.flush(chosen, prefix)
+        for residency in self._residencies:
+            if residency is None:
+                continue
+            meant = self._tenants[residency.namespace] in chosen and residency.begins_with(prefix)
+            if meant or not all(map(self.pool.is_cached, residency.table[: len(residency.keys)])):
+                residency.cut = True
+        places = 0 if self.pool.host is None else self.pool.host.clear()
+        return KvFlushed(
+            tenant=flush.tenant, prefix_tokens=len(flush.ids), freed=freed, in_use=in_use, from_host=places
+        )
 
     # ── binding ──────────────────────────────────────────────────────────────────────────────────
 
@@ -301,7 +338,7 @@ class KvCore:
     def _insert(self, binding: _Binding, slot: int, residency: Residency, upto: int, now_ns: int) -> None:
         """Put the residency's full blocks below position `upto` into the tree; where the tree has the prefix
         already, re-point the table to the canonical block and give up the duplicate."""
-        if not self._caching:
+        if not self._caching or residency.cut:
             return
         size, table, keys = self._block_size, residency.table, residency.keys
         tenant = self._tenants[residency.namespace]
@@ -450,7 +487,8 @@ class KvCore:
             table.append(block)
         tokens = parent.tokens[: f.n]
         tokens.extend(f.ids.tolist())
-        residency = Residency(f.open_id, parent.namespace, tokens, table, parent.keys[:full], parent.keep_ns)
+        keys = parent.keys[:full]
+        residency = Residency(f.open_id, parent.namespace, tokens, table, keys, parent.keep_ns, parent.cut)
         self._take_slot(f.slot, residency, f.n)
         binding.opened.append((f.slot, f.open_id, f.n, list(table)))
 

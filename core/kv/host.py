@@ -57,6 +57,13 @@ class HostTier:
             self._out.pop(place, None)
             self._free.append(place)
 
+    def clear(self) -> int:
+        """Keep nothing of what is here; gives how many blocks that were."""
+        keys = list(self._places)
+        for key in keys:
+            self.discard(key)
+        return len(keys)
+
     def settle(self) -> list[tuple[int, int]]:
         """The copies (block, place) of what was swapped out since the last time, to go with this bind."""
         copies = [(block, place) for place, block in self._out.items()]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from hashlib import sha256
 from itertools import islice
 from typing import NamedTuple
@@ -254,14 +254,74 @@ class BlockPool:
         if self._unreferenced[block] and not self._children[block]:
             self._forget(block)
 
+    def cached_in_use(self) -> list[int]:
+        """Of each tenant, the cached blocks that somebody refers to."""
+        cached = np.zeros(self.total, dtype=np.bool_)
+        cached[list(self._by_key.values())] = True
+        used = np.bincount(self._tenant[cached & ~self._unreferenced], minlength=len(self._tenant_blocks))
+        held: list[int] = used.tolist()
+        return held
+
+    def is_cached(self, block: int) -> bool:
+        return self._key[block] is not None
+
+    def flush(self, tenants: Container[int], prefix: bytes = b"") -> tuple[int, int]:
+        """Take out of the tree what is there of these tenants' sequences that begin with these int32 ids: what lies
+        behind the prefix, and of the prefix itself what nothing else hangs on. Gives how many blocks are free now, and
+        how many somebody still refers to: those are free with the last reference."""
+        behind, along = self._find_below(tenants, prefix)
+        freed = in_use = 0
+        for block in self._leaves_first(behind) + along[::-1]:
+            if self._children[block]:
+                continue
+            self._unlink(block)
+            if self._refs[block]:
+                in_use += 1
+            else:
+                freed += 1
+                self.evictable -= 1
+                self._free.append(block)
+        return freed, in_use
+
+    def _find_below(self, tenants: Container[int], prefix: bytes) -> tuple[list[int], list[int]]:
+        """The blocks that hold the prefix's last id, and those that hold the ids before it, outer ones first."""
+        level = [(block, ids) for block, ids in self._below[NO_BLOCK].items() if int(self._tenant[block]) in tenants]
+        along: list[int] = []
+        while level:
+            size = len(level[0][1])
+            level = [(block, ids) for block, ids in level if ids.startswith(prefix[:size])]
+            if len(prefix) <= size:
+                return [block for block, _ in level], along
+            prefix = prefix[size:]
+            along += [block for block, _ in level]
+            level = [item for block, _ in level for item in self._below.get(block, {}).items()]
+        return [], along
+
+    def _leaves_first(self, tops: list[int]) -> list[int]:
+        """These blocks and all below them."""
+        found = list(tops)
+        for block in found:
+            found += self._below.get(block, ())
+        return found[::-1]
+
     def _forget(self, block: int) -> int:
-        """Take an unreferenced leaf out of the tree and free it; gives its parent."""
-        key, parent = self._key[block], self._parent[block]
+        """Evict an unreferenced leaf; gives its parent."""
+        key = self._key[block]
         if key is not None:
-            del self._by_key[key]
             self._gone[key] = self.now_ns
             if len(self._gone) > REMEMBERED * self.total:
                 del self._gone[next(iter(self._gone))]
+        parent = self._unlink(block)
+        self.evictable -= 1
+        self.evicted += 1
+        self._free.append(block)
+        return parent
+
+    def _unlink(self, block: int) -> int:
+        """Take a leaf out of the tree; gives its parent."""
+        key, parent = self._key[block], self._parent[block]
+        if key is not None:
+            del self._by_key[key]
             self._tenant_blocks[self._tenant[block]] -= 1
             siblings = self._below[parent]
             del siblings[block]
@@ -273,9 +333,6 @@ class BlockPool:
         self._unreferenced[block] = False
         if parent != NO_BLOCK:
             self._children[parent] -= 1
-        self.evictable -= 1
-        self.evicted += 1
-        self._free.append(block)
         return parent
 
     def audit(self, tables: Iterable[Iterable[int]]) -> list[str]:

@@ -22,7 +22,18 @@ from octavo.core.policy.guard import Guard
 from octavo.core.policy.load import METHODS, Policies, load_policy
 from octavo.core.policy.watch import Watch
 from octavo.core.trace.catalogue import Event, PolicyNotSwapped, PolicyRejected, PolicySwapped, PolicyTripped
-from octavo.policies.contract import Floats, Ints, Leaves, Observed, Observer, Running, Selection, Step, Waiting
+from octavo.policies.contract import (
+    Floats,
+    Ints,
+    Leaves,
+    Observed,
+    Observer,
+    Running,
+    Selection,
+    Step,
+    Waiting,
+    Weighing,
+)
 
 T = TypeVar("T")
 
@@ -50,11 +61,12 @@ class PolicyHost:
         watch: Watch | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        """`weights` are the tenants' common ones, for policies that are set later."""
+        """`weights` are the configured ones of tenants, for policies that are set later."""
         self._policies = policies
         self._clock = clock
         self._budget_ns = budget_ns
         self._weights = weights or {}
+        self._told_weights: Mapping[str, float] = {}
         self._watch = Watch() if watch is None else watch
         self._events: list[Event] = []
         self._guards = {group: Guard() for group in METHODS}
@@ -216,6 +228,23 @@ class PolicyHost:
             self._watch.ends()
         self._watch.observed(observed)
 
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Tenants' shares are these from now on, but for those that the configuration has fixed."""
+        self._told_weights = weights
+        for group in METHODS:
+            self._weigh(group)
+
+    def _weigh(self, group: str) -> None:
+        policy, guard = getattr(self._policies, group), self._guards[group]
+        if not isinstance(policy, Weighing) or guard.tripped:
+            return
+        self._watch.begins(group)
+        try:
+            policy.weigh(dict(self._told_weights))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._bad(group, error)
+        self._watch.ends()
+
     def _find_observers(self) -> dict[str, Observer]:
         """By group; one object that serves several groups is told once."""
         found: dict[int, tuple[str, Observer]] = {}
@@ -252,6 +281,8 @@ class PolicyHost:
         self._guards[group] = Guard()
         self._observers = self._find_observers()
         self._watch.named(self._policies.names)
+        if self._told_weights:
+            self._weigh(group)
         self._events.append(PolicySwapped(group=group, old=old, new=name, options=dict(options)))
 
     def _disable(self, group: str, name: str, why: str) -> None:

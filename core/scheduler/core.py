@@ -24,6 +24,7 @@ from octavo.core.messages import (
     Stop,
     SwapPolicy,
     Tick,
+    Weigh,
 )
 from octavo.core.policy import PolicyHost
 from octavo.core.scheduler.book import Book, Outbox
@@ -126,6 +127,8 @@ class SchedulerCore:
                 self._on_peer_down(now_ns, message)
             case SwapPolicy():
                 self._host.swap(message.group, message.name, message.options, message.disabled)
+            case Weigh():
+                self._host.weigh(message.weights)
             case Tick():
                 pass
             case _:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from octavo.core.config.schema import SupervisorConfig
 from octavo.core.control import (
     DEGRADED,
@@ -18,8 +20,10 @@ from octavo.core.control import (
     READY,
     STARTING,
     ActorStatus,
+    AskCache,
     AskStatus,
     Bye,
+    CacheState,
     Go,
     Heartbeat,
     Hello,
@@ -28,8 +32,10 @@ from octavo.core.control import (
     Ready,
     SetPolicy,
     SetShadow,
+    SetWeights,
     Shutdown,
     Status,
+    ToMember,
     Topology,
     TopologyAck,
     ToSupervisor,
@@ -52,6 +58,9 @@ from octavo.core.trace.catalogue import (
     GenerationBumped,
     ServiceState,
 )
+
+WEIGHING = (Role.SCHEDULER, Role.KV)
+"""Who asks policies, so is told of tenants' weights."""
 
 LATE_NS = 1_000_000_000
 """A tick later than this means that the supervisor itself was held up, which is no fault of its children."""
@@ -92,6 +101,7 @@ class SupervisorCore:
         self._state = ""
         self._policies = SetPolicies()
         self._shadows = Shadows()
+        self._weights: SetWeights | None = None
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────
 
@@ -152,6 +162,14 @@ class SupervisorCore:
         if isinstance(message, SetShadow):
             told = self._tell_actor(asks(message.group), [message])
             return [*self._shadows.set(message), *told, Tell(identity, self.status(now_ns))]
+        if isinstance(message, SetWeights):
+            self._weights = message
+            return [action for role in WEIGHING for action in self._tell_actor(role, [message])]
+        if isinstance(message, AskCache):
+            told = self._tell_actor(Role.KV, [replace(message, asker=identity)])
+            return told or [Tell(identity, CacheState(ref=message.ref, error="the KV-manager is being started"))]
+        if isinstance(message, CacheState):
+            return [Tell(message.asker, message)] if identity == self.actors[Role.KV].identity else []
         if isinstance(message, SetPolicy):
             self._policies.set(message)
             told = self._tell_actor(asks(message.group), [message])
@@ -263,11 +281,13 @@ class SupervisorCore:
             took_ns=took_ns,
             how="" if facts is None else facts.executor,
         )
-        set_up: list[SetPolicy | SetShadow] = [*self._policies.of(actor.role), *self._shadows.of(actor.role)]
+        set_up: list[ToMember] = [*self._policies.of(actor.role), *self._shadows.of(actor.role)]
+        if self._weights is not None and actor.role in WEIGHING:
+            set_up.append(self._weights)
         actions += [Note(ready), *self._tell_actor(actor.role, set_up)]
         return actions + (self._broadcast() if actor.role in MEMBERS else self._settled())
 
-    def _tell_actor(self, role: Role, messages: Sequence[SetPolicy | SetShadow]) -> list[Action]:
+    def _tell_actor(self, role: Role, messages: Sequence[ToMember]) -> list[Action]:
         """If the actor is there to hear of them; else it is told when it is."""
         actor = self.actors.get(role)
         if actor is None or actor.identity is None or actor.phase is not Phase.READY:

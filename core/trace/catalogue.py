@@ -337,6 +337,18 @@ class KvEvicted(Event, frozen=True, kw_only=True, tag="kv.evicted"):
     swapped_out: int
 
 
+class KvFlushed(Event, frozen=True, kw_only=True, tag="kv.flushed"):
+    """Somebody had the prefix tree emptied: of one tenant if it is named, of what begins with a prefix of so many
+    tokens. `freed` blocks are free; `in_use` ones are when the sequences that use them end. `from_host` were in host
+    memory."""
+
+    tenant: str | None
+    prefix_tokens: int
+    freed: int
+    in_use: int
+    from_host: int
+
+
 class KvOverdraft(Event, frozen=True, kw_only=True, tag="kv.overdraft"):
     """A plan asked for more blocks than there are: the scheduler spent credit it did not have. What fits was bound."""
 

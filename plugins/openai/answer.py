@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from octavo.core.client.client import Health
+    from octavo.core.control import CacheState
     from octavo.core.messages import Facts, Params, Prompt
     from octavo.plugins.openai.asked import Asked
     from octavo.plugins.openai.responses import Reply
@@ -71,6 +72,8 @@ class Engine(Protocol):
     async def detokenize(
         self, ids: list[int], *, before: list[int] | None = None, skip_special_tokens: bool = False
     ) -> str: ...
+
+    async def cache(self, *, flush: bool) -> CacheState: ...
 
 
 @dataclass(slots=True)

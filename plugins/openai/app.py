@@ -9,6 +9,7 @@ import ipaddress
 import re
 import secrets
 import socket
+import ssl
 import sys
 import time
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -173,6 +174,8 @@ def make_server(app: Starlette, config: ServerConfig) -> Server:
             log_config=None,
             server_header=False,
             timeout_graceful_shutdown=FAREWELL_S,
+            ssl_certfile=config.tls_certificate,
+            ssl_keyfile=config.tls_key,
         )
     )
 
@@ -194,7 +197,7 @@ def bind(config: ServerConfig, port: int) -> socket.socket:
 
 def run(config: Config, run_dir: Path, generation: int) -> None:
     """The gateway actor's life. Exits with `CANNOT_BIND` at once if its address is taken, or is not safe."""
-    if (why := unsafe(config.server)) is not None:
+    if (why := unsafe(config.server) or without_tls(config.server)) is not None:
         print(f"octavo: {why}", file=sys.stderr)
         sys.exit(CANNOT_BIND)
     port = config.server.port or _former_port(run_dir, generation)
@@ -222,6 +225,25 @@ def unsafe(server: ServerConfig) -> str | None:
     )
 
 
+def without_tls(server: ServerConfig) -> str | None:
+    """Why HTTPS cannot be spoken, if it is wanted."""
+    certificate, key = server.tls_certificate, server.tls_key
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        return "server.tls_certificate and server.tls_key are needed both, or none of them"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_passphrase)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        return f"{certificate} with {key} cannot be used for TLS: {error}"
+    return None
+
+
+def _no_passphrase() -> str:
+    """Nobody is there to type one."""
+    raise ValueError("the key has a passphrase; write it without one: openssl pkey -in KEY -out PLAIN")
+
+
 def _former_port(run_dir: Path, generation: int) -> int:
     """With port 0, where this gateway's predecessor listened: its clients come back there."""
     info = read(run_dir)
@@ -233,7 +255,8 @@ def _former_port(run_dir: Path, generation: int) -> int:
 async def _serve(config: Config, run_dir: Path, generation: int, listener: socket.socket) -> None:
     """Until the daemon ends; open answers are told so by their streams' errors."""
     host, port = listener.getsockname()[:2]
-    name, address = f"gateway-{generation}", f"http://{_bracketed(host)}:{port}"
+    scheme = "http" if config.server.tls_certificate is None else "https"
+    name, address = f"gateway-{generation}", f"{scheme}://{_bracketed(host)}:{port}"
     with (
         _accounts(config.server) as accounts,
         Emitter(run_dir, Role.GATEWAY, config.trace, generation=generation) as events,
@@ -250,6 +273,8 @@ async def _serve(config: Config, run_dir: Path, generation: int, listener: socke
             tasks.start_soon(_stop_with_daemon, client, server)
             tasks.start_soon(_beat, client)
             if accounts is not None:
+                accounts.ring.on_weights = client.weigh
+                client.weigh(accounts.ring.weights)
                 tasks.start_soon(accounts.ledger.run)
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()

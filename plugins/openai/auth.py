@@ -46,6 +46,7 @@ NEEDS = {
     "/server_info": _READ,
     "/metrics": _READ,
     "/dashboard/data": _READ,
+    "/reset_prefix_cache": _ADMIN,
 }
 """By route: a key with any of these scopes may use it."""
 

@@ -74,6 +74,7 @@ class Api:
             Route("/server_info", self.server_info, methods=["GET"]),
             Route("/model_info", self.model_info, methods=["GET"]),
             Route("/load", self.load, methods=["GET"]),
+            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/openapi.json", self.openapi, methods=["GET"]),
         ]
@@ -165,6 +166,14 @@ class Api:
                 "vocab_size": facts.vocab_size,
             }
         )
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """Of all tenants. Says how many blocks are free now, and how many when what uses them ends."""
+        try:
+            state = await self._engine.cache(flush=True)
+        except ClientError as error:
+            raise from_client(error) from error
+        return _json({"freed": state.freed, "in_use": state.in_use})
 
     async def openapi(self, request: Request) -> Response:
         return Response(self._document, media_type="application/json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -30,6 +31,9 @@ class Fair:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._shares: Mapping[str, float] = options.weights
+        self._names: list[str] = []
+        """Of the tenants that have a counter."""
         self._served: Floats = np.zeros(0)
         """The counter of each tenant."""
         self._weight: Floats = np.zeros(0)
@@ -51,12 +55,18 @@ class Fair:
         known = min(len(got), len(self._served))
         self._served[:known] += got[:known] / self._weight[:known]
 
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        self._shares = {**weights, **self._options.weights}
+        self._weight = np.asarray([self._shares.get(name, 1.0) for name in self._names], dtype=np.float64)
+
     def _meet(self, names: tuple[str, ...], waiting: Waiting, running: Running) -> None:
         """New tenants get a counter; those who come back are lifted to the least of the busy ones."""
         count = 1 + max([len(names) - 1, *waiting.tenant.tolist(), *running.tenant.tolist()])
         new = count - len(self._served)
         if new > 0:
-            weights = [self._options.weights.get(name, 1.0) for name in names[-new:]] if names else [1.0] * new
+            names = names or ("",) * count
+            self._names += names[-new:]
+            weights = [self._shares.get(name, 1.0) for name in names[-new:]]
             self._served = np.append(self._served, np.zeros(new))
             self._weight = np.append(self._weight, weights)
             self._busy = np.append(self._busy, np.zeros(new, dtype=np.bool_))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -22,7 +23,11 @@ class TenantQuota:
         """Shares by tenant name; who is not named has weight 1. Taken from `policies.weights` unless given here."""
 
     def __init__(self, options: Options) -> None:
-        self._weights = options.weights
+        self._options = options
+        self._weights: Mapping[str, float] = options.weights
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        self._weights = {**weights, **self._options.weights}
 
     def rank(self, need: int, leaves: Leaves) -> Floats:
         score = leaves.last_used.astype(np.float64)

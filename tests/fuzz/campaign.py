@@ -28,6 +28,8 @@ MUST_HAPPEN = (
     "evicted between hint and open",
     "crash between result and delivery",
     "frame fenced",
+    "flush of what is in use",
+    "flush of what nobody uses",
     "crash of SCHEDULER",
     "crash of KV",
     "crash of EXECUTOR",
@@ -58,6 +60,7 @@ def simpler(setup: Setup) -> Iterator[Setup]:
         replace(setup, forks=False),
         replace(setup, cancels=False),
         replace(setup, stops=False),
+        replace(setup, flushes=False),
     )
     yield from (candidate for candidate in plain if candidate != setup)
     if setup.host_blocks:

@@ -20,13 +20,16 @@ import numpy as np
 from msgspec.structs import replace as replace_fields
 
 from octavo.core.config.schema import PolicyConfig
-from octavo.core.kv.core import KvCore
+from octavo.core.kv.core import KvCore, Residency
 from octavo.core.messages import (
     Body,
     Cancel,
     Deltas,
     Enqueue,
     Facts,
+    Flush,
+    Match,
+    Matched,
     Message,
     PeerDown,
     PeerUp,
@@ -48,7 +51,7 @@ from octavo.core.plugins import installed
 from octavo.core.policy import Policies, PolicyHost, load_policies
 from octavo.core.policy.load import METHODS
 from octavo.core.scheduler.core import SchedulerCore
-from octavo.core.trace.catalogue import KvLeak, KvOverdraft, PolicyRejected
+from octavo.core.trace.catalogue import KvFlushed, KvLeak, KvOverdraft, PolicyRejected
 from octavo.executors.ghost import GhostExecutor, next_token, prefix_hashes, prompt_logprob
 from octavo.policies.contract import NEVER, Floats, Ints, Leaves, Running, Selection, Step, Waiting
 
@@ -74,6 +77,7 @@ class Setup:
     forks: bool = True
     cancels: bool = True
     stops: bool = True
+    flushes: bool = True
     odd_policies: bool = False
     host_blocks: int = 0
     policies: tuple[tuple[str, str], ...] = ()
@@ -207,6 +211,8 @@ class World:
         self.submitted = 0
         self.crashes_left = 4 if setup.crashes else 0
         self.reads_checked = 0
+        self.uncached: list[Residency] = []
+        """Residencies that were there when all was flushed: nothing of theirs is cached ever after."""
         self.facts = Facts(
             model_id="ghost",
             context=10_000,
@@ -304,6 +310,7 @@ class World:
             if role is K and isinstance(message, StepPlan):
                 wrong = self.kv.pool.audit(self.kv.tables())
                 assert not wrong, wrong
+                self.check_uncached()
 
     def observe(self, role: Role, message: Body) -> None:
         """Count the rare things about to happen; reads the core's columns, changes nothing."""
@@ -449,6 +456,35 @@ class World:
             self.seen["cancel"] += 1
             self.send(T, S, Cancel(asked.request_id))
 
+    def flush(self) -> None:
+        """Somebody empties the prefix tree, or the part of it that begins with what many have asked."""
+        r = self.rng
+        ids = r.choice([[], [1], [1, 2, 1], [1, 2, 1, 2, 2, 1], [r.randint(1, 3) for _ in range(r.randint(1, 9))]])
+        tenant = r.choice([None, None, "", "nobody"])
+        before = {slot: list(one.table) for slot, one in enumerate(self.kv._residencies) if one is not None}
+        outputs = self.kv.apply(self.now, Flush(tenant, col(ids)))
+        (flushed,) = outputs.events
+        assert isinstance(flushed, KvFlushed)
+        self.seen["flush of what is in use"] += bool(flushed.in_use)
+        self.seen["flush of what nobody uses"] += bool(flushed.freed)
+        after = {slot: list(one.table) for slot, one in enumerate(self.kv._residencies) if one is not None}
+        assert before == after, "a residency has lost a block"
+        assert not (wrong := self.kv.pool.audit(self.kv.tables())), wrong
+        if tenant != "nobody":
+            matched = self.kv.apply(self.now, Match(0, b"n", col([*ids, *[0] * self.setup.block_size]))).messages
+            (answer,) = (out.message for out in matched)
+            assert isinstance(answer, Matched)
+            assert answer.cached <= max(0, len(ids) - 1), "all of the prefix is still there"
+            if not ids:
+                assert not self.kv.pool.cached
+                self.uncached = [one for one in self.kv._residencies if one is not None]
+
+    def check_uncached(self) -> None:
+        there = set(map(id, self.kv._residencies))
+        self.uncached = [one for one in self.uncached if id(one) in there]
+        for one in self.uncached:
+            assert not any(map(self.kv.pool.is_cached, one.table)), "what was flushed is cached again"
+
     # ── crashes ──────────────────────────────────────────────────────────────────────────────────
 
     def crash(self, role: Role) -> None:
@@ -516,6 +552,8 @@ class World:
         live = any(not a.done for a in self.asked.values())
         if live and setup.cancels:
             moves.append((1, self.cancel_one) if r.random() < 0.03 else (0, self.cancel_one))
+        if setup.flushes and K not in self.dead and r.random() < 0.01:
+            moves.append((20, self.flush))
         if live and self.crashes_left and settled and not self.dead and r.random() < 0.02:
             moves.append((100, partial(self.crash, r.choice(setup.crashes))))
         weights = [w for w, _ in moves]

@@ -15,6 +15,7 @@ import pytest
 from octavo.core.client.client import Health
 from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable, Stream
 from octavo.core.config.schema import Config, ServerConfig
+from octavo.core.control import CacheState
 from octavo.core.messages import Chat, Facts, Ids, Params, Prompt, Row, Text, TextLogprob, Usage
 from octavo.plugins.openai.app import Server, bind, build_app, make_server
 
@@ -112,6 +113,9 @@ class FakeEngine:
         if max(ids, default=0) > 255:
             raise RequestRefused("tokens", "an id is out of range")
         return bytes(ids).decode(errors="replace")
+
+    async def cache(self, *, flush: bool) -> CacheState:
+        return CacheState(ref=0, freed=3, in_use=2) if flush else CacheState(ref=0)
 
     def _ids(self, prompt: Prompt) -> list[int]:
         match prompt:

@@ -82,7 +82,7 @@ async def test_h40_whoever_has_begun_is_answered_or_told(again: bool) -> None:
         assert await anyio.to_thread.run_sync(short.wait_end) == 0
 
 
-def test_h36_what_is_cached_is_gone_with_the_kv_manager() -> None:
+def test_h36_what_is_cached_is_gone_with_the_kv_manager_and_with_a_flush() -> None:
     with daemon(gateway=True) as running:
         running.wait_ready()
 
@@ -95,4 +95,9 @@ def test_h36_what_is_cached_is_gone_with_the_kv_manager() -> None:
         assert cached() == 0
         assert cached() > 0
         running.wait_replaced("kv", running.kill("kv"))
+        assert cached() == 0
+        assert cached() > 0
+        flushed = httpx.post(f"{address(running)}/reset_prefix_cache", timeout=60).json()
+        assert flushed["freed"] > 0
+        assert flushed["in_use"] == 0
         assert cached() == 0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from octavo.core.config.schema import PolicyConfig
-from octavo.core.messages import SwapPolicy
+from octavo.core.messages import SwapPolicy, Weigh
 from octavo.core.policy import Policies, load_policies
 from octavo.core.policy.load import load_policy
 from octavo.core.policy.rules import MAX_HOLD_NS, MAX_SENT_BACK
@@ -307,3 +307,39 @@ def test_swapping_under_load_loses_nothing() -> None:
     engine.run(asked)
     assert sum(isinstance(event, PolicySwapped) for event in engine.events) == 100
     assert [one.tokens for one in asked] == tokens_of(burst, chosen())
+
+
+def test_weights_that_change_while_it_runs_count_from_then_on_and_configured_ones_stay() -> None:
+    def shares(*told: dict[str, float], swapped: bool = False, **options: Any) -> float:
+        """Slots that ada gets, of those that both want."""
+        asked = [Asked(0, 12, 20, ("ada", "bob")[i % 2]) for i in range(120)]
+        engine = Engine(chosen(batching=("fair", options)), slots=4)
+        for weights in told:
+            engine.tell(0, Weigh(weights))
+        if swapped:
+            engine.tell(0, SwapPolicy("batching", "fair", {}))
+        engine.run(asked)
+        first = sorted(asked, key=lambda one: one.done_ns or 0)[:60]
+        return sum(one.tenant == "ada" for one in first) / 60
+
+    assert shares({"ada": 3.0}) >= 0.65
+    assert shares({"ada": 3.0}, swapped=True) >= 0.65
+    assert shares({"ada": 3.0}, {"bob": 3.0}) <= 0.35
+    assert 0.4 <= shares({"ada": 9.0}, weights={"ada": 1.0}) <= 0.6
+
+    quota = load_policy("eviction", "tenant-quota", {"weights": {"bob": 1.0}})
+    tenant = np.where(np.arange(50) < 30, 0, 1).astype(np.int32)
+    leaves = replace(some_leaves(50, equal=True), tenant=tenant, held=np.asarray([30, 20], dtype=np.int32))
+    quota.weigh({"ada": 4.0, "bob": 100.0})
+    assert set(np.argsort(quota.rank(5, leaves), kind="stable")[:5].tolist()) == set(range(30, 35))
+
+
+def test_a_policy_that_cannot_be_weighed_is_told_as_bad() -> None:
+    class Broken(type(load_policy("batching", "fcfs", {}))):  # type: ignore[misc]
+        def weigh(self, weights: dict[str, float]) -> None:
+            raise RuntimeError("no")
+
+    engine = Engine(replace(chosen(), batching=Broken()))
+    engine.tell(0, Weigh({"ada": 3.0}))
+    engine.run([Asked(0, 12, 20)])
+    assert [event.why for event in engine.events if isinstance(event, PolicyRejected)] == ["RuntimeError: no"]

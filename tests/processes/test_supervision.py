@@ -11,7 +11,9 @@ from octavo.core.control import (
     DEGRADED,
     DRAINING,
     READY,
+    AskCache,
     Bye,
+    CacheState,
     ClientGone,
     Go,
     Heartbeat,
@@ -19,6 +21,7 @@ from octavo.core.control import (
     Progress,
     QueueFull,
     Ready,
+    SetWeights,
     Shutdown,
     Topology,
     TopologyAck,
@@ -356,3 +359,27 @@ def test_at_the_end_who_listens_is_told_and_who_still_loads_is_killed() -> None:
     farewell = service.core.farewell()
     assert {a.role for a in farewell if isinstance(a, Kill)} == {Role.KV, Role.SCHEDULER, Role.TOKENIZER}
     assert [a.identity for a in farewell if isinstance(a, Tell)] == [service.identity(Role.EXECUTOR)]
+
+
+def test_weights_go_to_those_who_ask_policies_and_to_their_successors(service: Service) -> None:
+    weights = SetWeights({"ada": 3.0})
+    told = [
+        (action.identity, action.message) for action in service.say(Role.GATEWAY, weights) if isinstance(action, Tell)
+    ]
+    assert told == [(service.identity(role), weights) for role in (Role.SCHEDULER, Role.KV)]
+    service.do(service.core.exited(Role.SCHEDULER, 1, service.now_ns))
+    assert Tell(service.identity(Role.SCHEDULER), weights) in service.load(Role.SCHEDULER)
+
+
+def test_the_cache_is_asked_of_the_kv_manager_and_its_answer_goes_to_who_asked(service: Service) -> None:
+    asked = AskCache(ref=7, flush=True, tenant="ada")
+    (told,) = service.do(service.core.heard(CLIENT, asked, service.now_ns))
+    assert told == Tell(service.identity(Role.KV), AskCache(ref=7, flush=True, tenant="ada", asker=CLIENT))
+    state = CacheState(ref=7, asker=CLIENT, freed=3)
+    assert service.say(Role.KV, state) == [Tell(CLIENT, state)]
+    assert service.say(Role.SCHEDULER, state) == [], "only the KV-manager knows"
+    service.do(service.core.exited(Role.KV, 1, service.now_ns))
+    (answer,) = service.do(service.core.heard(CLIENT, asked, service.now_ns))
+    assert isinstance(answer, Tell)
+    assert isinstance(answer.message, CacheState)
+    assert answer.message.error
