@@ -243,6 +243,20 @@ class Detokenize(Message):
     """Special tokens give no text."""
 
 
+class Describe(Message):
+    """client → tokenizer: answer with `Described` under the same `ref`."""
+
+    client: str
+    ref: int
+
+
+class Described(Message):
+    """tokenizer → client: what its model's tokenizer_config.json says, chat template included, as JSON."""
+
+    ref: int
+    config: str
+
+
 class Tokenized(Message):
     """tokenizer → client. `error` is set instead of `ids` when the prompt cannot be tokenised."""
 
@@ -748,7 +762,8 @@ def _decode_column(kind: Any, value: Any) -> Any:
 
 
 Body: TypeAlias = (
-    Attach | Submit | Cancel | Taken | Tokenize | Detokenize | Tokenized | Detokenized | Accepted | Refused | Deliver
+    Attach | Submit | Cancel | Taken | Tokenize | Detokenize | Describe | Tokenized | Detokenized | Described
+    | Accepted | Refused | Deliver
     | Enqueue | Stop | Deltas | Match | Matched | StepPlan | StepBind | StepAck | KvState | StepResult
     | PeerUp | PeerDown | Tick | SwapPolicy | Weigh | Flush
 )  # fmt: skip

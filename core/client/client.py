@@ -12,20 +12,22 @@ actor; when the daemon itself ends, everything open fails with `ServiceUnavailab
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
 import zmq
 
-from octavo.core.client.session import Peers, Session
+from octavo.core.client.session import Peers, Question, Session
 from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable, Stream, TakenChoice
 from octavo.core.control import (
     DRAINING,
@@ -47,6 +49,8 @@ from octavo.core.control_link import ControlLink
 from octavo.core.links import FENCED
 from octavo.core.messages import (
     Accepted,
+    Describe,
+    Described,
     Detokenize,
     Detokenized,
     Facts,
@@ -75,7 +79,7 @@ LAST_WORDS_MS = 200
 SEED_ABSENT = -1
 """As `Sampling.seed`: draw one."""
 
-Answer = TypeVar("Answer", Tokenized, Detokenized, CacheState)
+Answer = TypeVar("Answer", Tokenized, Detokenized, Described, CacheState)
 
 
 class Health(NamedTuple):
@@ -98,7 +102,7 @@ class Client:
         self._name = name
         self._session = Session(name, station.mailbox.endpoint)
         self._streams: dict[str, Stream] = {}
-        self._answers: dict[int, Tokenized | Detokenized | CacheState | None] = {}
+        self._answers: dict[int, Tokenized | Detokenized | Described | CacheState | None] = {}
         self._last_ref = 0
         self._topology: Topology | None = None
         self._ended: str | None = None
@@ -220,6 +224,12 @@ class Client:
             raise RequestRefused("tokens", answer.error)
         return answer.text
 
+    async def tokenizer_config(self, *, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+        """What the model's tokenizer_config.json says. Raises `ServiceUnavailable`."""
+        answer = await self._ask(Describe(self._name, self._ref()), Described, timeout_s)
+        config: dict[str, Any] = json.loads(answer.config)
+        return config
+
     async def cache(
         self,
         *,
@@ -271,10 +281,12 @@ class Client:
                 await self._news.wait()
         raise ServiceUnavailable(self.health().reason)
 
-    def beat(self) -> None:
-        """Show that this event loop still turns; once begun, the supervisor expects it to go on."""
+    def beat(self, stats: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Show that this event loop still turns; once begun, the supervisor expects it to go on. `stats` are small
+        numbers of the owner's for `octavo status`."""
         self._beats += 1
-        progress = Progress(counter=self._beats, busy_since_ns=time.monotonic_ns(), stats={"open": len(self._streams)})
+        told = {"open": len(self._streams), **stats}
+        progress = Progress(counter=self._beats, busy_since_ns=time.monotonic_ns(), stats=told)
         self._link.progress = lambda: progress
 
     async def wait_ended(self) -> str:
@@ -310,7 +322,7 @@ class Client:
         self._last_ref += 1
         return self._last_ref
 
-    async def _ask(self, question: Tokenize | Detokenize, kind: type[Answer], timeout_s: float) -> Answer:
+    async def _ask(self, question: Question, kind: type[Answer], timeout_s: float) -> Answer:
         _check_carried(question)
         ref = question.ref
         self._answers[ref] = None
@@ -395,7 +407,7 @@ class Client:
             self._send(received.messages)
             await asyncio.sleep(0)  # others have their turn between messages
 
-    def _tell(self, news: Accepted | Refused | Row | Tokenized | Detokenized) -> None:
+    def _tell(self, news: Accepted | Refused | Row | Tokenized | Detokenized | Described) -> None:
         match news:
             case Row():
                 stream = self._streams.get(news.request_id)
@@ -409,7 +421,7 @@ class Client:
                     stream.accept(news.prompt_tokens, news.ends)
             case Refused():
                 self._fail(news.request_id, RequestRefused(news.field, news.reason, news.code))
-            case Tokenized() | Detokenized():
+            case Tokenized() | Detokenized() | Described():
                 self._answers[news.ref] = news
                 self._wake()
 
@@ -418,7 +430,7 @@ class Client:
         news.set()
 
 
-def _check_carried(message: Submit | Tokenize | Detokenize) -> None:
+def _check_carried(message: Submit | Question) -> None:
     """Before it is kept: it is encoded again whenever an actor comes back, and by then nobody is there to refuse it.
 
     Raises `RequestRefused`: JSON has larger numbers, halves of characters and deeper nesting than a message."""

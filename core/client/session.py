@@ -11,7 +11,7 @@ Pure: `client` gives it messages and topologies, and sends what it returns.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,8 @@ from octavo.core.messages import (
     Body,
     Cancel,
     Deliver,
+    Describe,
+    Described,
     Detokenize,
     Detokenized,
     Message,
@@ -31,6 +33,8 @@ from octavo.core.messages import (
     Tokenize,
     Tokenized,
 )
+
+Question: TypeAlias = Tokenize | Detokenize | Describe
 
 
 class Peers(NamedTuple):
@@ -56,7 +60,7 @@ class _Live:
 class Received(NamedTuple):
     """What a message means: news for consumers (and askers), and messages to send."""
 
-    news: list[Accepted | Refused | Row | Tokenized | Detokenized]
+    news: list[Accepted | Refused | Row | Tokenized | Detokenized | Described]
     messages: list[Message]
 
 
@@ -68,7 +72,7 @@ class Session:
         self._peers: Peers | None = None
         self._attached: int | None = None
         self._live: dict[str, _Live] = {}
-        self._asked: dict[int, Tokenize | Detokenize] = {}
+        self._asked: dict[int, Question] = {}
         self._cancelled: set[str] = set()
 
     def connect(self, peers: Peers | None) -> list[Message]:
@@ -111,7 +115,7 @@ class Session:
             return []
         return [Cancel(request_id)]
 
-    def ask(self, question: Tokenize | Detokenize) -> list[Message]:
+    def ask(self, question: Question) -> list[Message]:
         """Ask the tokenizer; asked again if it restarts before it has answered."""
         self._asked[question.ref] = question
         return [question] if self._peers is not None else []
@@ -132,7 +136,7 @@ class Session:
                 if isinstance(message, Refused):
                     del self._live[request_id]
                 return Received([message], [])
-            case Tokenized(ref) | Detokenized(ref):
+            case Tokenized(ref) | Detokenized(ref) | Described(ref):
                 known = self._asked.pop(ref, None) is not None
                 return Received([message] if known else [], [])
             case _:

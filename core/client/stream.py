@@ -134,6 +134,8 @@ class Backlog:
     def __init__(self, limit: int, overrun: Callable[[], None]) -> None:
         self.limit = limit
         self.waiting = 0
+        self.most = 0
+        """Of `waiting`, so far."""
         self.over = False
         self._overrun = overrun
 
@@ -145,6 +147,7 @@ class Backlog:
                 self._overrun()
             return False
         self.waiting += n
+        self.most = max(self.most, self.waiting)
         return True
 
 

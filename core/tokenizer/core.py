@@ -17,6 +17,7 @@ Pure: `core/machine.py` says what that means. (A chat template that asks for tod
 from __future__ import annotations
 
 import hashlib
+import json
 from itertools import count
 
 import msgspec
@@ -29,6 +30,8 @@ from octavo.core.messages import (
     Cancel,
     Deliver,
     Deltas,
+    Describe,
+    Described,
     Detokenize,
     Detokenized,
     End,
@@ -106,6 +109,9 @@ class TokenizerCore:
                 self._to_client(message.client, self._tokenized(message))
             case Detokenize():
                 self._to_client(message.client, self._detokenized(message))
+            case Describe():
+                described = Described(message.ref, json.dumps(self._vocabulary.config, ensure_ascii=False))
+                self._to_client(message.client, described)
             case Deltas():
                 self._deltas(message)
             case Refused():

@@ -21,6 +21,10 @@ CHAT_TEMPLATE = (
 )
 
 
+CONFIG = {"bos_token": "<|start|>", "eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE}
+"""As in a tokenizer_config.json."""
+
+
 def byte_tokenizer() -> Tokenizer:
     """Byte-level BPE without merges: the id of a byte's token is the byte."""
     vocabulary = dict(BYTE_OF_CHAR)

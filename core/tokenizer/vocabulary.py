@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -29,10 +30,18 @@ class Vocabulary:
 
     Raises `ModelError` for a tokenizer with which conversations would not be safe (see `Literal`)."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_ids: Iterable[int], template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: Iterable[int],
+        template: ChatTemplate | None,
+        config: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
+        self.config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+        """What tokenizer_config.json says, with the chat template wherever that was found."""
         self.eos_ids: tuple[int, ...] = tuple(sorted(set(eos_ids)))
         self.special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         names = tokenizer.get_vocab(with_added_tokens=True)
@@ -144,7 +153,7 @@ def load_vocabulary(files: ModelFiles) -> Vocabulary:
     """The vocabulary of a located model. Raises `ModelError`."""
     if files.path is None:
         template = ChatTemplate({"default": ghost.CHAT_TEMPLATE}, {})
-        return Vocabulary(ghost.byte_tokenizer(), [ghost.EOS_ID], template)
+        return Vocabulary(ghost.byte_tokenizer(), [ghost.EOS_ID], template, ghost.CONFIG)
     return load_folder(converted_tokenizer(files.path) if files.kind == "gguf" else files.path)
 
 
@@ -167,7 +176,9 @@ def load_folder(folder: Path) -> Vocabulary:
         template = ChatTemplate(sources, special) if sources else None
     except TemplateError as error:
         raise ModelError(f"{folder}: {error}") from error
-    return Vocabulary(tokenizer, _eos_ids(folder, tokenizer, special), template)
+    if "default" in sources:
+        config = {**config, "chat_template": sources["default"]}
+    return Vocabulary(tokenizer, _eos_ids(folder, tokenizer, special), template, config)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

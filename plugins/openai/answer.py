@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import anyio
 import msgspec
@@ -27,7 +27,7 @@ from octavo.plugins.openai.search import Searcher
 from octavo.plugins.openai.tenants.account import Account, Limited
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from anyio.abc import TaskGroup
     from anyio.streams.memory import MemoryObjectSendStream
@@ -73,14 +73,33 @@ class Engine(Protocol):
         self, ids: list[int], *, before: list[int] | None = None, skip_special_tokens: bool = False
     ) -> str: ...
 
+    async def tokenizer_config(self) -> dict[str, Any]: ...
+
     async def cache(self, *, flush: bool) -> CacheState: ...
 
 
 @dataclass(slots=True)
 class Load:
-    """How many answers are being given."""
+    """How many answers are being given, and what has waited for their clients."""
 
     open: int = 0
+    backlogs: list[Backlog] = field(default_factory=list)
+    """Of the streams that are open."""
+    _most: int = 0
+
+    @property
+    def backlog_most(self) -> int:
+        """The most bytes that have waited for one client so far, beside its connection."""
+        return max([self._most, *(backlog.most for backlog in self.backlogs)])
+
+    @contextmanager
+    def held(self, backlog: Backlog) -> Iterator[None]:
+        self.backlogs.append(backlog)
+        try:
+            yield
+        finally:
+            self.backlogs.remove(backlog)
+            self._most = max(self._most, backlog.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +163,7 @@ class Answer(Response):
                     if self._asked.stream:  # how fast a whole answer is read shows only once it is complete
                         drop = scope.get("extensions", {}).get(DROP, tasks.cancel_scope.cancel)
                         backlog = Backlog(self._caller.buffer_bytes, drop)
+                        streams.enter_context(self._caller.load.held(backlog))
                         for stream in opened:
                             stream.bound(backlog)
                     await self._respond(tasks, opened, scope, receive, send)

@@ -33,9 +33,9 @@ from octavo.core.plugins import PluginError, resolve
 from octavo.core.rundir import read
 from octavo.core.trace.emit import Emitter
 from octavo.plugins.metrics.service import Metrics
-from octavo.plugins.openai.answer import Engine, error_response
+from octavo.plugins.openai.answer import Engine, Load, error_response
 from octavo.plugins.openai.auth import Auth
-from octavo.plugins.openai.connection import connection_of
+from octavo.plugins.openai.connection import Held, connection_of
 from octavo.plugins.openai.errors import ApiError
 from octavo.plugins.openai.routes import Api
 from octavo.plugins.openai.speech import Manners
@@ -86,6 +86,7 @@ def build_app(
             Exception: _bug,
         },
     )
+    app.state.load = api.load_of_answers
     app.middleware_stack = app.build_middleware_stack()  # now: a route that nobody may use is found here
     return app
 
@@ -162,11 +163,11 @@ class Server(uvicorn.Server):
         return nullcontext()
 
 
-def make_server(app: Starlette, config: ServerConfig) -> Server:
+def make_server(app: Starlette, config: ServerConfig, held: Held | None = None) -> Server:
     return Server(
         uvicorn.Config(
             app,
-            http=connection_of(config.slow_reader_s),
+            http=connection_of(config.slow_reader_s, held or Held()),
             loop="none",
             ws="none",
             lifespan="off",
@@ -266,12 +267,13 @@ async def _serve(config: Config, run_dir: Path, generation: int, listener: socke
             try:
                 metrics = Metrics.of_run(run_dir)
                 app = build_app(metrics.meter(client), config, metrics, accounts)
-                server = make_server(app, config.server)
+                held = Held()
+                server = make_server(app, config.server, held)
             except PluginError as error:
                 print(f"octavo: {error}", file=sys.stderr)
                 sys.exit(CANNOT_BIND)
             tasks.start_soon(_stop_with_daemon, client, server)
-            tasks.start_soon(_beat, client)
+            tasks.start_soon(_beat, client, app.state.load, held)
             if accounts is not None:
                 accounts.ring.on_weights = client.weigh
                 client.weigh(accounts.ring.weights)
@@ -299,9 +301,9 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def _beat(client: Client) -> None:
+async def _beat(client: Client, load: Load, held: Held) -> None:
     while True:
-        client.beat()
+        client.beat({"buffer_most": held.most, "backlog_most": load.backlog_most})
         await anyio.sleep(BEAT_S)
 
 

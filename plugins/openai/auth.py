@@ -42,6 +42,7 @@ NEEDS = {
     "/v1/models": _LOOK,
     "/v1/models/{id:path}": _LOOK,
     "/model_info": _LOOK,
+    "/tokenizer_info": _LOOK,
     "/load": _LOOK,
     "/server_info": _READ,
     "/metrics": _READ,

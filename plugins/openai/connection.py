@@ -7,6 +7,9 @@ for it. A connection is dropped, and with it its requests, when
 - something lies in its own buffer for `slow_reader_s`, and the client has taken less than `LEAST_BYTES` of it, or
 - its backlog is over its limit: it has told `DROP`, an extension of the ASGI scope.
 
+A request's head (first line and headers) may have `HEAD_BYTES` and take `HEAD_S`: before it is complete nobody knows
+who asks, so nobody is answered.
+
 Knows nothing of what is written.
 """
 
@@ -16,6 +19,7 @@ import asyncio
 import socket
 import struct
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -26,10 +30,20 @@ DROP = "octavo.drop"
 LEAST_BYTES = 48 * 1024
 """From full (64 KiB) to where writing goes on (16 KiB)."""
 
+HEAD_BYTES = 64 * 1024
+HEAD_S = 30.0
+
 _AT_ONCE = struct.pack("ii", 1, 0)
 
 
-def connection_of(slow_reader_s: float) -> type[asyncio.Protocol]:
+@dataclass(slots=True)
+class Held:
+    """What connections have held: the most bytes in the buffer of one of them so far."""
+
+    most: int = 0
+
+
+def connection_of(slow_reader_s: float, held: Held) -> type[asyncio.Protocol]:
     """The protocol for uvicorn."""
 
     class Connection(HttpToolsProtocol):
@@ -37,14 +51,47 @@ def connection_of(slow_reader_s: float) -> type[asyncio.Protocol]:
         _left = 0
         """Bytes in the buffer when the timer was set."""
         _lost = False
+        _head: int | None = 0
+        """Bytes of a head that is not complete yet; None while there is none."""
+        _waiting: asyncio.TimerHandle | None = None
+        """For the head."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._waiting = self.loop.call_later(HEAD_S, self._head_is_late)
+
+        def data_received(self, data: bytes) -> None:
+            if self._head is not None:
+                self._head += len(data)
+            super().data_received(data)
+            if self._head is not None and self._head > HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The request's first line and headers have more than {HEAD_BYTES} bytes.")
+
+        def on_headers_complete(self) -> None:
+            self._head = None
+            self._stop_waiting()
+            super().on_headers_complete()
+
+        def _head_is_late(self) -> None:
+            if not self._lost:
+                self.transport.abort()
+
+        def _stop_waiting(self) -> None:
+            if self._waiting is not None:
+                self._waiting.cancel()
+                self._waiting = None
 
         def on_message_begin(self) -> None:
+            self._head = self._head or 0
+            if self._waiting is None:
+                self._waiting = self.loop.call_later(HEAD_S, self._head_is_late)
             super().on_message_begin()
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
             scope["extensions"] = {DROP: self._overrun}
 
         def pause_writing(self) -> None:
             super().pause_writing()
+            held.most = max(held.most, self._buffered())
             self._watch()
 
         def on_response_complete(self) -> None:
@@ -55,6 +102,7 @@ def connection_of(slow_reader_s: float) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._lost = True
             self._rest()
+            self._stop_waiting()
             super().connection_lost(exc)
 
         def _buffered(self) -> int:

@@ -53,7 +53,7 @@ class Api:
         self._manners = manners
         self._max_body_bytes = config.server.max_body_bytes
         self._created = int(time.time())
-        self._load = Load()
+        self.load_of_answers = Load()
         self._document = msgspec.json.encode(spec.document(metadata.version("octavo")))
 
     def routes(self) -> list[Route]:
@@ -66,6 +66,7 @@ class Api:
             Route("/v1/models/{id:path}", self.model, methods=["GET"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.health, methods=["GET"]),
             Route("/live", self.ping, methods=["GET"]),
@@ -96,7 +97,7 @@ class Api:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
     async def load(self, request: Request) -> Response:
-        return _json({"server_load": self._load.open})
+        return _json({"server_load": self.load_of_answers.open})
 
     async def models(self, request: Request) -> Response:
         facts = self._facts()
@@ -127,6 +128,13 @@ class Api:
         except ClientError as error:
             raise from_client(error) from error
         return _json({"prompt": text}, _ignored(asked.ignored))
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """As vLLM has it: tokenizer_config.json, with the chat template."""
+        try:
+            return _json(await self._engine.tokenizer_config())
+        except ClientError as error:
+            raise from_client(error) from error
 
     async def health(self, request: Request) -> Response:
         """200 only when a step can run now."""
@@ -206,7 +214,7 @@ class Api:
             state.account,
             received_ns=state.received_ns,
             buffer_bytes=self._config.server.stream_buffer_bytes,
-            load=self._load,
+            load=self.load_of_answers,
         )
         return Answer(self._engine, asked, reply, caller, _ignored(asked.ignored))
 

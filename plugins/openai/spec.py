@@ -48,6 +48,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/embeddings"): Operation("Refused: only text is generated"),
     ("post", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeBody),
     ("post", "/detokenize"): Operation("Text of token ids", DetokenizeBody),
+    ("get", "/tokenizer_info"): Operation("The model's tokenizer_config.json, with its chat template"),
     ("post", "/reset_prefix_cache"): Operation("Empty the prefix cache, of all tenants"),
     ("get", "/health"): Operation("Whether a step can run now"),
     ("get", "/ready"): Operation("The same"),

@@ -114,6 +114,9 @@ class FakeEngine:
             raise RequestRefused("tokens", "an id is out of range")
         return bytes(ids).decode(errors="replace")
 
+    async def tokenizer_config(self) -> dict[str, Any]:
+        return {"tokenizer_class": "Fake"}
+
     async def cache(self, *, flush: bool) -> CacheState:
         return CacheState(ref=0, freed=3, in_use=2) if flush else CacheState(ref=0)
 

@@ -117,6 +117,14 @@ def test_echo_scores_the_whole_prompt_cached_or_not(served: Daemon) -> None:
         assert refused.value.code == "unsupported_parameter"
 
 
+def test_what_the_tokenizer_is(served: Daemon) -> None:
+    """As lm-eval's remote tokenizer asks it."""
+    told = httpx.get(f"{address(served)}/tokenizer_info", timeout=30).json()
+    assert told["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert told["eos_token"] == "<|end|>"
+    assert "messages" in told["chat_template"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_disconnects_leaves_nothing_running(served: Daemon, stream: bool) -> None:
     body = {**LONG, "max_tokens": 3900, "n": 2, "stream": stream}

@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from hypothesis import strategies as st
 
 from octavo.core.config.schema import Config, ServerConfig
 from octavo.plugins.openai.app import build_app
+from octavo.plugins.openai.tenants.account import Accounts
 from octavo.plugins.openai.types import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from tests.gateway.conftest import FakeEngine
+from tests.gateway.tenants import make
+
+Guard = tuple[Accounts, str]
 
 POSTED = {
     "/v1/chat/completions": ChatBody,
@@ -30,6 +35,9 @@ POSTED = {
     "/detokenize": DetokenizeBody,
 }
 FIELDS = sorted({name for body in POSTED.values() for name in body.__struct_fields__})
+
+GOOD = "Bearer GOOD"
+"""Stands for a key that is known."""
 
 leaves = st.one_of(
     st.none(),
@@ -85,11 +93,12 @@ headers = st.fixed_dictionaries(
         "content-type": st.sampled_from(["application/json", "text/plain", "application/json; charset=x", ""]),
         "traceparent": st.text("0123456789abcdef-", max_size=60),
         "x-request-id": st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=300),
-        "authorization": st.sampled_from(["Bearer", "Bearer ", "Basic x", "Bearer sk"]),
+        "authorization": st.sampled_from(["Bearer", "Bearer ", "Basic x", "Bearer sk", *[GOOD] * 8]),
     },
 )
+OTHERS = ["/v1/embeddings", "/v1/messages", "/nowhere", "/reset_prefix_cache", "/v1/models/x", "/metrics"]
 Call = tuple[str, bytes, dict[str, str]]
-calls = st.tuples(st.sampled_from([*POSTED, "/v1/embeddings", "/v1/messages", "/nowhere"]), raw, headers)
+calls = st.tuples(st.sampled_from([*POSTED, *OTHERS]), raw, headers)
 
 
 class Fault(Exception):
@@ -123,45 +132,61 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-async def play(played: list[Call]) -> None:
-    app = build_app(FakeEngine(), Config(server=ServerConfig(max_body_bytes=2000)))
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guard]:
+    """Keys, and one of them, which has limits."""
+    file = tmp_path_factory.mktemp("keys") / "keys.db"
+    limits = ("--requests-per-minute", "100000", "--output-tokens-per-minute", "2000", "--concurrency", "1")
+    key = make(file, "fuzz", *limits)
+    accounts = Accounts(file)
+    yield accounts, key
+    accounts.close()
+
+
+async def play(played: list[Call], guard: Guard | None) -> None:
+    accounts, key = guard or (None, "")
+    app = build_app(FakeEngine(), Config(server=ServerConfig(max_body_bytes=2000)), accounts=accounts)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://octavo", timeout=20) as http:
         for path, body, given_headers in played:
-            well_formed(path, await http.post(path, content=body, headers=given_headers))
+            headers = {name: value.replace("GOOD", key or "GOOD") for name, value in given_headers.items()}
+            well_formed(path, await http.post(path, content=body, headers=headers))
 
 
-def check(played: list[Call]) -> None:
+def check(played: list[Call], guard: Guard | None) -> None:
     """Anything that the application raises comes through the transport, so it fails here by itself."""
-    anyio.run(play, played)
+    anyio.run(play, played, guard)
 
 
-@given(st.lists(calls, min_size=1, max_size=8))
+@given(st.lists(calls, min_size=1, max_size=8), st.booleans())
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_body_is_a_fault_of_ours(caplog: pytest.LogCaptureFixture, played: list[Call]) -> None:
+def test_no_body_is_a_fault_of_ours(
+    caplog: pytest.LogCaptureFixture, guard: Guard, played: list[Call], guarded: bool
+) -> None:
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        check(played)
+        check(played, guard if guarded else None)
     assert not caplog.records
 
 
-def test_the_same_for_minutes(pytestconfig: pytest.Config) -> None:
+def test_the_same_for_minutes(pytestconfig: pytest.Config, guard: Guard) -> None:
     minutes = float(pytestconfig.getoption("--http-fuzz"))
     if not minutes:
         pytest.skip("only with --http-fuzz MINUTES")
     count = itertools.count()
     deadline = time.monotonic() + 60 * minutes
 
-    @given(st.lists(calls, min_size=4, max_size=12))
+    @given(st.lists(calls, min_size=4, max_size=12), st.booleans())
     @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    def campaign(played: list[Call]) -> None:
+    def campaign(played: list[Call], guarded: bool) -> None:
         for _ in played:
             next(count)
-        check(played)
+        check(played, guard if guarded else None)
 
     while time.monotonic() < deadline:
         campaign()
     text = (
         f"# HTTP fuzz\n\nWritten by `pytest tests/gateway/test_fuzz.py --http-fuzz {minutes:g}`: {next(count)} requests"
     )
+    text += ", half of them to a gateway that wants keys,"
     path = Path(__file__).parents[1] / "results" / "http_fuzz.md"
     path.write_text(f"{text} in {minutes:g} minutes; no 500, no exception, every answer well formed.\n")

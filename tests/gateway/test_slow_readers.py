@@ -17,6 +17,7 @@ import pytest
 from octavo.core.client.stream import Stream
 from octavo.core.config.schema import Config, ServerConfig
 from octavo.core.messages import Params, Row
+from octavo.plugins.openai import connection as connection_module
 from octavo.plugins.openai.app import Server, build_app
 from tests.gateway.conftest import FakeEngine, serving
 
@@ -172,3 +173,34 @@ def test_a_whole_answer_that_nobody_reads_is_dropped_too() -> None:
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
         eventually("it piles up", lambda: held(server) > 0)
         eventually("it is dropped", lambda: not server.server_state.connections)
+
+
+@pytest.mark.parametrize("endless", [b"GET /" + b"a" * KIB, b"x" * KIB, b"x-many: 1\r\n" * 100])
+def test_a_head_without_end_is_cut_off(endless: bytes) -> None:
+    """A long first line, one long header, many headers: in a connection's first request and in a later one."""
+    engine = FakeEngine()
+    with serving(engine, Config()) as (url, server), ExitStack() as stack:
+        for before in (b"", b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"):
+            connection = stack.enter_context(socket.socket())
+            connection.settimeout(PATIENCE_S)
+            parts = urlsplit(url)
+            connection.connect((parts.hostname, parts.port))
+            connection.sendall(before + (b"" if endless.startswith(b"GET") else b"GET /ping HTTP/1.1\r\nx-long: "))
+            sent = 0
+            with suppress(ConnectionError):
+                while sent < 4 * 1024 * KIB:
+                    connection.sendall(endless)
+                    sent += len(endless)
+            assert sent < 4 * 1024 * KIB, "it was taken without end"
+        eventually("no connection is left", lambda: not server.server_state.connections)
+
+
+def test_a_head_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "HEAD_S", 0.2)
+    with serving(FakeEngine(), Config()) as (url, server), ExitStack() as stack:
+        parts = urlsplit(url)
+        for begun in (b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"):
+            connection = stack.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0)))
+            connection.sendall(begun)
+        eventually("both are gone", lambda: not server.server_state.connections)
+        assert httpx.get(f"{url}/ping").status_code == 200
