@@ -70,14 +70,17 @@ def describe(path: str) -> Described:
     except (ModelError, OSError) as error:
         runs = {"transformers": PERHAPS} if files is not None and files.kind == "folder" else {}
         return Described(model=path, runs=runs, refused=dict.fromkeys(("native", "cpu", "cuda"), str(error)))
-    spec, beyond = checkpoint.spec, checkpoint.spec.beyond_llama()
+    spec = checkpoint.spec
     runs = {"native": _natively(checkpoint)}
     refused: dict[str, str] = {}
-    for torch_one in ("cpu", "cuda"):
+    for other, beyond, how in (
+        ("cpu", spec.beyond_llama(), "yes, with weights as fp32"),
+        ("cuda", spec.beyond_cuda(), "yes, with a GPU"),
+    ):
         if beyond:
-            refused[torch_one] = f"it does not have {beyond}"
+            refused[other] = f"it does not have {beyond}"
         else:
-            runs[torch_one] = "yes, with weights as fp32" if torch_one == "cpu" else "yes, with a GPU"
+            runs[other] = how
     return Described(
         model=path,
         what=_what(spec),

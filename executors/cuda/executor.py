@@ -77,18 +77,14 @@ class CudaExecutor:
         """On what `kernels` run on; without a `recorder` every step is launched. Raises `ModelError`."""
         files = locate(config.model.path)
         checkpoint = open_checkpoint(files)
-        if checkpoint.spec.latent:
+        if beyond := checkpoint.spec.beyond_cuda():
             raise ModelError(
-                f"{files.model_id} has latent attention (MLA), which this executor does not; "
-                'run it with executor.kind = "native"'
+                f'{files.model_id} has {beyond}, which this executor does not; run it with executor.kind = "native"'
             )
         model = in_fp32(checkpoint)
         spec, size, mode = model.spec, config.kv.block_size, config.executor.mode
         if (wanted := config.kv.tokens // size) < 1:
             raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")
-        widths = [spec.hidden, spec.inner if spec.experts is None else spec.experts.inner]
-        if any(width % 8 for width in widths):
-            raise ModelError(f"kernels need widths that are multiples of 8; {files.model_id} has {widths}")
         with torch.inference_mode():
             try:
                 decoder = Decoder(model, kernels, dtype, size, exact=mode == "exact")

@@ -161,6 +161,20 @@ class Spec:
         return None
 
 
+    def beyond_cuda(self) -> str | None:
+        """What of this model the CUDA executor does not have, in a few words."""
+        if self.latent is not None:
+            return "latent attention (MLA)"
+        if self.experts and (self.experts.shared or self.experts.dense):
+            return "experts beside a shared one, or after dense layers"
+        widths = self.hidden, self.inner if self.experts is None else self.experts.inner
+        if any(width % 8 for width in widths):
+            return f"widths that are no multiples of 8, as {widths[0]} and {widths[1]}"
+        if self.head_dim % 16 or self.head_dim > 256:
+            return f"heads of {self.head_dim}, only of multiples of 16 up to 256"
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A Llama-family model's numbers and weights. `digest` names its files' content."""
