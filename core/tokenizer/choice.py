@@ -43,11 +43,13 @@ class Choice:
         *,
         skip_special_tokens: bool,
         logprobs: bool,
+        ends: Sequence[int] = (),
         min_tokens: int = 0,
         received_ns: int = 0,
     ) -> None:
         self._vocabulary = vocabulary
-        self._detokenizer = Detokenizer(vocabulary, [*prompt[-CONTEXT:], *delivered[-CONTEXT:]], skip_special_tokens)
+        before = [*prompt[-CONTEXT:], *delivered[-CONTEXT:]]
+        self._detokenizer = Detokenizer(vocabulary, before, skip_special_tokens, ends)
         self._stops = StopFilter(stops)
         self._min_tokens = min_tokens
         """No stop string begins before this output."""

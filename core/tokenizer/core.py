@@ -8,8 +8,9 @@ ids that were delivered and needs nothing else, since ids are delivered only wit
 submitted while the scheduler is away, or was never answered by the lost one, is kept and sent to its successor:
 its client may have resubmitted before we heard of the loss.
 
-Counting. An end token that the model gave counts as a completion token, as do the tokens of a stop string up to the one
-that completed it; neither is part of the text (an end token is, if `skip_special_tokens` is off).
+Counting. An end token that the model gave (one of the request's `stop_ids`, too) counts as a completion token, as do
+the tokens of a stop string up to the one that completed it; neither is part of the text (an end token is, if
+`skip_special_tokens` is off).
 
 Pure: `core/machine.py` says what that means. (A chat template that asks for today's date gets it from the system.)
 """
@@ -223,6 +224,7 @@ class TokenizerCore:
                     stops,
                     skip_special_tokens=params.skip_special_tokens,
                     logprobs=params.sampling.logprobs >= 0,
+                    ends=enqueue.stop_ids,
                     min_tokens=params.sampling.min_tokens,
                     received_ns=submit.received_ns,
                 )

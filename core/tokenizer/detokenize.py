@@ -9,7 +9,7 @@ Pure. Knows nothing of stop strings or requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tokenizers.decoders import DecodeStream
@@ -33,12 +33,15 @@ class Piece(NamedTuple):
 class Detokenizer:
     """Incremental decoding of one choice that continues `before`: its prompt, and what was delivered of it.
 
-    Special tokens give no text when `skip_special_tokens`."""
+    Special tokens give no text when `skip_special_tokens`, nor do `ends`, whatever they are: they end the output."""
 
-    def __init__(self, vocabulary: Vocabulary, before: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, before: Sequence[int], skip_special_tokens: bool, ends: Iterable[int] = ()
+    ) -> None:
         self._vocabulary = vocabulary
-        self._skipped = vocabulary.special_ids if skip_special_tokens else frozenset()
-        self._context = self._whole([token for token in before[-CONTEXT:] if token not in self._skipped])
+        special = vocabulary.special_ids if skip_special_tokens else frozenset()
+        self._skipped = special.union(ends) if skip_special_tokens else special
+        self._context = self._whole([token for token in before[-CONTEXT:] if token not in special])
         self._stream = DecodeStream(ids=self._context)
         self._pending: list[int] = []
         """All ids since the last piece."""

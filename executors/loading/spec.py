@@ -160,7 +160,6 @@ class Spec:
                 return what
         return None
 
-
     def beyond_cuda(self) -> str | None:
         """What of this model the CUDA executor does not have, in a few words."""
         if self.latent is not None:

@@ -147,7 +147,12 @@ class Searcher:
         shown = [beam for _, beam in beams.finished[: self._params.n]]
         skip = self._params.skip_special_tokens
         texts = [
-            await self._words.detokenize(list(beam.ids), before=prompt, skip_special_tokens=skip) for beam in shown
+            await self._words.detokenize(
+                list(beam.ids[: len(beam.ids) - (skip and beams.ends_with(beam))]),
+                before=prompt,
+                skip_special_tokens=skip,
+            )
+            for beam in shown
         ]
         counts = [len(beam.ids) for beam in shown]
         counts[0] = max(counts[0], stream.unseen_tokens - sum(counts[1:]))

@@ -276,6 +276,14 @@ def test_h04_an_end_token_ends_and_shows_only_if_asked_for(
     assert w.rows()[0].usage == Usage(enqueue.ids.size, len(hi) + 1, 16)
 
 
+@pytest.mark.parametrize(("skip", "text"), [(True, "a"), (False, "ab")])
+def test_an_ordinary_token_that_ends_an_answer_is_no_part_of_it_either(w: World, skip: bool, text: str) -> None:
+    enqueue = w.accept(Text("b"), params=Params(skip_special_tokens=skip, stop_ids=(ord("b"),)))
+    w.deltas(enqueue, [*b"ab"], end="stop")
+    assert w.text() == text
+    assert [token for row in w.rows() for token in row.ids] == [*b"ab"]
+
+
 def test_h35_other_weights_share_no_prefix() -> None:
     """Whatever is computed otherwise has a seed of its own; adapters, once there are some, will too."""
     spaces = {cache_namespace(tenant, seed) for tenant in ("", "a", "aa") for seed in (b"w", b"w1", b"aw")}

@@ -1,0 +1,120 @@
+"""The servers that are measured side by side: how each is started, and what it says of itself. README.md says how to
+get each. All serve the same weights, on all cores, at one port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.peers.prepare import NAME
+
+HOST, PORT = "127.0.0.1", 18200
+READY_S = 200.0
+SHIM = Path(__file__).with_name("shim.py")
+CONTEXT = 8192
+
+
+class Places(NamedTuple):
+    """What was made: `models` by `prepare`, `venvs` with vllm/ and openvino/, `llama` with llama-server."""
+
+    models: Path
+    venvs: Path
+    llama: Path
+
+
+class Server(NamedTuple):
+    name: str
+    command: list[str]
+    env: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+
+def server(name: str, places: Places) -> Server:
+    """One of `NAMES`. Raises KeyError."""
+    models, cores = places.models, str(os.cpu_count() or 1)
+    address = ["--host", HOST, "--port", str(PORT)]
+    quiet = {"OMP_NUM_THREADS": cores, "HF_HUB_OFFLINE": "1"}
+    octavo = [sys.executable, "-m", "octavo", "serve", "--set", f"server.port={PORT}"]
+    llama = [str(places.llama / "llama-server"), *address, "-t", cores, "-np", "32", "--kv-unified", "-c", "32768"]
+    vllm = [str(places.venvs / "vllm/bin/vllm"), "serve", str(models / "bf16"), "--served-model-name", NAME, *address]
+    vllm += ["--dtype", "bfloat16", "--max-model-len", str(CONTEXT)]
+    cpu = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    openvino = [str(places.venvs / "openvino/bin/python"), str(SHIM), "openvino", str(models / "int8"), str(PORT)]
+    return {
+        "octavo": Server("octavo", [*octavo, "default"], {"PYTHONSAFEPATH": "1"}),
+        "llama.cpp Q4_1": Server("llama.cpp Q4_1", [*llama, "-m", str(models / "q4_1.gguf")]),
+        "llama.cpp Q8_0": Server("llama.cpp Q8_0", [*llama, "-m", str(models / "q8_0.gguf")]),
+        "llama.cpp BF16": Server("llama.cpp BF16", [*llama, "-m", str(models / "bf16.gguf")]),
+        "vLLM bf16": Server("vLLM bf16", vllm, quiet | cpu),
+        "OpenVINO int8": Server("OpenVINO int8", openvino, quiet),
+        "transformers bf16": Server(
+            "transformers bf16",
+            [str(places.venvs / "vllm/bin/python"), str(SHIM), "transformers", str(models / "bf16"), str(PORT)],
+            quiet,
+        ),
+    }[name]
+
+
+NAMES = (
+    "octavo",
+    "llama.cpp Q4_1",
+    "llama.cpp Q8_0",
+    "llama.cpp BF16",
+    "vLLM bf16",
+    "OpenVINO int8",
+    "transformers bf16",
+)
+
+
+@contextmanager
+def running(given: Server) -> Iterator[int]:
+    """Started, ready, and gone at the end; its port. Raises RuntimeError with its last words if it does not start."""
+    with tempfile.TemporaryDirectory(prefix="peer-", dir="/tmp") as folder:
+        log = Path(folder) / "log"
+        run = ["--set", f"run_dir={folder}/run"] if given.name == "octavo" else []
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [*given.command, *run],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                cwd=folder,
+                env={**os.environ, **given.env},
+                start_new_session=True,
+            )
+            try:
+                _wait_ready(process, log)
+                yield PORT
+            finally:
+                _stop(process)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{PORT}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    words = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    raise RuntimeError(f"it did not start:\n{words}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """It and whatever it started: they are a session of their own."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
