@@ -63,7 +63,7 @@ class Auth:
             raise ValueError(f"nobody has said who may use {', '.join(sorted(unlisted))}")
         self._app = app
         self._accounts = accounts
-        self._patterns = [route for route in routes if "{" in route.path]
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,17 +71,18 @@ class Auth:
             return
         state = scope.setdefault("state", {})
         state["account"] = None
-        if self._accounts is None or scope["path"] in PUBLIC:
+        path = self._path(scope)
+        if self._accounts is None or path in PUBLIC:
             await self._app(scope, receive, send)
             return
         try:
-            account = self._accounts.open(self._known(Request(scope), self._accounts))
+            account = self._accounts.open(self._known(Request(scope), path, self._accounts))
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
-        await self._serve(account, scope, receive, send)
+        await self._serve(account, path, scope, receive, send)
 
-    async def _serve(self, account: Account, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, account: Account, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         status = 0
 
         async def with_limits(message: Message) -> None:
@@ -101,10 +102,10 @@ class Auth:
             else:
                 await self._app(scope, receive, with_limits)
         finally:
-            if scope["path"] in GENERATES and scope["method"] == "POST":  # if its answer has not ended it
+            if path in GENERATES and scope["method"] == "POST":  # if its answer has not ended it
                 account.end("failed" if not status or status >= HTTPStatus.INTERNAL_SERVER_ERROR else "refused")
 
-    def _known(self, request: Request, accounts: Accounts) -> Key:
+    def _known(self, request: Request, path: str, accounts: Accounts) -> Key:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise _unauthorized("there is no API key: send Authorization: Bearer KEY", "missing_api_key")
@@ -113,18 +114,20 @@ class Auth:
             raise _unauthorized("this API key is not known here", "invalid_api_key")
         if key.expired(accounts.wall()):
             raise _unauthorized(f"the API key {key.name!r} has expired", "expired_api_key")
-        needed = self._needed(request.scope)
+        needed = NEEDS.get(path)  # None: there is no such route, which anybody with a key may be told
         if needed is not None and not key.may(needed):
             scopes = " or ".join(sorted(needed | _ADMIN))
             message = f"{request.url.path} is for keys with the scope {scopes}, which {key.name!r} has not"
             raise ApiError(HTTPStatus.FORBIDDEN, message, code="missing_scope")
         return key
 
-    def _needed(self, scope: Scope) -> frozenset[str] | None:
-        """None: there is no such route, which anybody with a key may be told."""
-        if (needed := NEEDS.get(scope["path"])) is not None:
-            return needed
-        return next((NEEDS[route.path] for route in self._patterns if route.matches(scope)[0] is not Match.NONE), None)
+    def _path(self, scope: Scope) -> str:
+        """That of the route which will serve it, asked of the routes themselves: what they take for theirs is more than
+        their very path (a newline at its end too)."""
+        path: str = scope["path"]
+        if path in NEEDS or path in PUBLIC:
+            return path
+        return next((route.path for route in self._routes if route.matches(scope)[0] is not Match.NONE), path)
 
 
 def _unauthorized(message: str, code: str) -> ApiError:

@@ -88,6 +88,24 @@ async def test_every_route_but_the_public_ones_wants_a_key_of_its_scope(
             seen = len(engine.seen)
 
 
+async def test_whatever_a_route_takes_for_its_path_wants_the_same_scope(
+    http: httpx.AsyncClient, file: Path, engine: FakeEngine, clock: Clock
+) -> None:
+    of_scope = {scope: make(file, f"only-{scope}", "--scope", scope) for scope in keys.SCOPES}
+    clock.pass_(1)
+    for method, route in routes():
+        if route in PUBLIC:
+            continue
+        for end in ("%0A", "%0a", "%0D%0A", "/", "/.", "%00", "%20"):
+            path, body = example(route) + end, BODY if method == "POST" else None
+            error(await http.request(method, path, json=body), 401)
+            for scope, key in of_scope.items():
+                response = await http.request(method, path, headers=bearer(key), json=body)
+                if scope not in NEEDS[route] | {keys.ADMIN}:
+                    assert response.status_code in (307, 403, 404), (path, scope)
+    assert not engine.tenants.count("only-read")
+
+
 def test_a_route_that_nobody_has_been_given_stops_the_start() -> None:
     app = build_app(FakeEngine(), Config())
     app.add_route("/new", lambda request: None, methods=["GET"])  # type: ignore[arg-type, return-value]
