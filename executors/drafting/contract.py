@@ -144,7 +144,8 @@ class Drafter:
         raise NotImplementedError
 
     def bound(self, bind: StepBind) -> None:
-        """A step is about to run: the tables of residents are as it says, its copies are for the drafter to repeat."""
+        """A step is about to run: the tables of residents are as it says, its copies are made in the target's
+        blocks, and for the drafter to repeat in its own."""
 
     def took(self, took: Sequence[Took]) -> None:
         """After the step; only if it has `features`."""

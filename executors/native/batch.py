@@ -29,8 +29,7 @@ class Ask(NamedTuple):
     logits: int
 
 
-def batch(runs: Sequence[Run], drafts: Sequence[Draft], copies: tuple[Int32s, Int32s]) -> tuple[Inputs, list[Ask]]:
-    """`copies` are blocks to be copied before all else, sources and targets."""
+def batch(runs: Sequence[Run], drafts: Sequence[Draft]) -> tuple[Inputs, list[Ask]]:
     asks: list[Ask] = []
     ids: list[int] = []
     tables: list[int] = []
@@ -63,9 +62,10 @@ def batch(runs: Sequence[Run], drafts: Sequence[Draft], copies: tuple[Int32s, In
         lengths = [ask.stop - ask.start for ask in asks]
         positions = [position for span in spans for position in span.positions]
         sequences = np.repeat(np.arange(len(runs)), lengths).tolist()
+    none = int32s([])
     inputs = Inputs(
         int32s(ids), int32s(positions), int32s(sequences), int32s(tables), int32s(table_start), int32s(sample_rows),
-        int32s(logit_rows), *copies, *_paths(spans),
+        int32s(logit_rows), none, none, *_paths(spans),
     )  # fmt: skip
     return inputs, asks
 

@@ -30,7 +30,7 @@ from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.native.batch import Ask, batch
 from octavo.executors.native.drawing import Drawing, Draws, Reported
 from octavo.executors.native.ledger import weights_bytes, workspace_bytes
-from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, load
+from octavo.executors.native.library import Floats, Isa, Kind, int32s, load
 from octavo.executors.native.program import Native, Outputs, Pool, Weights, kv_bytes
 from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.outcome import Outcome, Settlement
@@ -110,20 +110,20 @@ class NativeExecutor:
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
         runs = self._residents.apply(plan, bind)
+        if len(bind.copy_src):  # before the drafter: it may write into blocks that are on their way out
+            self.model.copy_blocks(int32s(bind.copy_src), int32s(bind.copy_dst))
         drafts = self._drafting.drafts(bind, runs, self._residents)
         took: list[Took] = []
-        outcomes = self._compute(runs, drafts, (int32s(bind.copy_src), int32s(bind.copy_dst)), took)
+        outcomes = self._compute(runs, drafts, took)
         result = self._settlement.result(plan.step, started, runs, outcomes)
         self._drafting.took(took)
         return result
 
-    def _compute(
-        self, runs: list[Run], drafts: list[Draft], copies: tuple[Int32s, Int32s], took: list[Took]
-    ) -> list[Outcome]:
+    def _compute(self, runs: list[Run], drafts: list[Draft], took: list[Took]) -> list[Outcome]:
         """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
         outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
-        inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], copies)
+        inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound])
         out = self.model.step(inputs, hidden=self._drafting.features, taps=self._drafting.taps)
         poisoned: list[int] = []
         heard: dict[int, _Heard] = {}
@@ -153,8 +153,7 @@ class NativeExecutor:
             told = [(runs[i], [starts[i] + row for row in rows]) for i, rows in stay.items()]
             took += taken(told, out.hidden, out.inner)
         if poisoned:  # perhaps by a guess, in one tile with it: a run is judged by its own tokens
-            none = int32s([])
-            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), (none, none), took)
+            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), took)
             for i, outcome in zip(poisoned, alone, strict=True):
                 outcomes[i] = outcome
         return outcomes

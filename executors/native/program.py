@@ -247,6 +247,11 @@ class Native:
             self._library.oct_model_free(self._model)
             self._model = None
 
+    def copy_blocks(self, source: Int32s, target: Int32s) -> None:
+        """As if all were read before any is written."""
+        none = int32s([])
+        self.step(Inputs(none, none, none, none, int32s([0]), none, none, source, target))
+
     def copy_cells(self, source: Int32s, target: Int32s) -> None:
         """Of single tokens, numbered block · block_size + slot, as if all were read before any is written."""
         if self._library.oct_copy_cells(self._model, len(source), source.ctypes.data, target.ctypes.data):

@@ -20,7 +20,7 @@ from octavo.executors.native.batch import of_spans
 from octavo.executors.native.ledger import weights_bytes
 from octavo.executors.native.library import Floats, int32s
 from octavo.executors.native.matrix import LANES, Wanted
-from octavo.executors.native.program import Inputs, Native, Pool, Weights, kv_bytes
+from octavo.executors.native.program import Native, Pool, Weights, kv_bytes
 from octavo.executors.residents import Run, Span
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ class NativeStack:
         return _tensor(out[:, : spec.vocab_size])
 
     def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
-        none = int32s([])
-        self._model.step(Inputs(none, none, none, none, int32s([0]), none, none, int32s(source), int32s(target)))
+        self._model.copy_blocks(int32s(source), int32s(target))
 
 
 class Stacks:

@@ -16,6 +16,7 @@ import torch
 
 from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig, SpeculationConfig
 from octavo.core.grammar import Grammars
+from octavo.core.messages import Facts
 from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.cpu.layout import PoolShape
 from octavo.executors.cpu.llama import KvPool, Llama
@@ -48,6 +49,7 @@ class Maker(ABC, Generic[E]):
         drafter: str | type[Drafter] | None = None,
         *,
         tokens: int = 2048,
+        host_tokens: int = 0,
         rule: str = "coupled",
         grammars: Grammars | None = None,
         **options: Any,
@@ -63,11 +65,18 @@ class Maker(ABC, Generic[E]):
                 return Drafting(made, host.facts.vocab_size, speculation.verification, trees=host.trees)
             return Drafting.of(host)
 
-        return self._make(config, tokens // BLOCK_SIZE, grammars, drafting)
+        blocks, host_blocks = tokens // BLOCK_SIZE, host_tokens // BLOCK_SIZE
+        facts = msgspec.structs.replace(self._facts, total_blocks=blocks, host_blocks=host_blocks)
+        return self._make(config, facts, grammars, drafting)
+
+    @property
+    @abstractmethod
+    def _facts(self) -> Facts:
+        """Of the loaded model."""
 
     @abstractmethod
     def _make(
-        self, config: Config, blocks: int, grammars: Grammars | None, drafting: Callable[[Host], Drafting]
+        self, config: Config, facts: Facts, grammars: Grammars | None, drafting: Callable[[Host], Drafting]
     ) -> E: ...
 
 
@@ -76,15 +85,19 @@ class CpuMaker(Maker[CpuExecutor]):
         super().__init__(path)
         self._loaded = CpuExecutor.load(self._config)
 
+    @property
+    def _facts(self) -> Facts:
+        return self._loaded.facts
+
     def _make(
-        self, config: Config, blocks: int, grammars: Grammars | None, drafting: Callable[[Host], Drafting]
+        self, config: Config, facts: Facts, grammars: Grammars | None, drafting: Callable[[Host], Drafting]
     ) -> CpuExecutor:
         torch.set_num_threads(1)
         llama = self._loaded.forward
         assert isinstance(llama, Llama)
-        spec, facts = llama.spec, msgspec.structs.replace(self._loaded.facts, total_blocks=blocks)
+        spec = llama.spec
         with torch.inference_mode():
-            pool = KvPool(PoolShape(blocks, BLOCK_SIZE, spec.kv_heads, spec.head_dim), spec.layers)
+            pool = KvPool(PoolShape(facts.places, BLOCK_SIZE, spec.kv_heads, spec.head_dim), spec.layers)
             stacks = Stacks(llama, pool, facts)
             made = drafting(Host(config, facts, stacks.target, stacks.open, trees=True, claim=stacks.claim, taps=True))
         return CpuExecutor(llama, pool, facts, grammars, made)
@@ -95,12 +108,15 @@ class NativeMaker(Maker[NativeExecutor]):
         super().__init__(path)
         self._loaded = NativeExecutor.load(self._config)
 
+    @property
+    def _facts(self) -> Facts:
+        return self._loaded.facts
+
     def _make(
-        self, config: Config, blocks: int, grammars: Grammars | None, drafting: Callable[[Host], Drafting]
+        self, config: Config, facts: Facts, grammars: Grammars | None, drafting: Callable[[Host], Drafting]
     ) -> NativeExecutor:
         loaded = self._loaded.model
-        model = Native(loaded.weights, Pool(blocks, BLOCK_SIZE, loaded.pool.kind), 1, loaded.isa)
-        facts = msgspec.structs.replace(self._loaded.facts, total_blocks=blocks)
+        model = Native(loaded.weights, Pool(facts.places, BLOCK_SIZE, loaded.pool.kind), 1, loaded.isa)
         stacks = native.Stacks(model, facts, config.executor.weights)
         host = Host(config, facts, stacks.target, stacks.open, trees=True, claim=stacks.claim, taps=True)
         return NativeExecutor(model, facts, grammars, drafting(host))

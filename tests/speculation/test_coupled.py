@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from octavo.core.grammar import Mask
 from octavo.core.messages import Enqueue, Grammar, Sampling, TokenLogprob
-from octavo.core.trace.catalogue import RequestFinished, RequestPreempted
+from octavo.core.trace.catalogue import RequestFinished, RequestPreempted, StepBound
 from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.drafting.contract import Drafter
 from octavo.executors.drafting.eagle_head import save_head
@@ -137,6 +138,21 @@ def test_the_answers_are_those_without_guesses(
     executor = tiny(installed(drafter), tokens=56 if k == 3 else 2048, **options)
     replica = same(executor, SHORT, k, without, slots=5, budget=13, crash_at=6 if k == 8 else -1)
     assert any(isinstance(event, RequestPreempted) for event in replica.events) == (k == 3)
+
+
+def test_what_is_swapped_out_meanwhile_comes_back_as_it_was(tiny: AnyMaker) -> None:
+    """A block leaves in the very step in which the drafter writes guesses into it for its next owner."""
+    draw = random.Random(1)
+    shared = [draw.randrange(VOCAB) for _ in range(13)]
+    prompts = [shared[: draw.choice([0, 5, 9, 13])] + [draw.randrange(VOCAB) for _ in range(5)] for _ in range(10)]
+    requests = [asked(i, prompt, tokens=draw.choice([6, 14, 24, 30])) for i, prompt in enumerate(prompts)]
+    expected = Replica(tiny(), policy="off", slots=1, depth=1, caching=False).run(requests)
+    swapping = Replica(tiny("self", tokens=60, host_tokens=800, layers=1), options={"tokens": 4}, budget=40)
+    for again in range(3):
+        told = [replace(r, handle=r.handle + 100 * again, request_id=f"{r.request_id} {again}") for r in requests]
+        said = swapping.run(told)
+        assert {(h - 100 * again, c): ids for (h, c), ids in said.items()} == expected
+    assert sum(event.swapped_in for event in swapping.events if isinstance(event, StepBound)) > 9
 
 
 @pytest.mark.parametrize("drafter", [Oracle, Bush, "suffix"])
