@@ -345,13 +345,12 @@ class Stream:
         timer = None if patience_s is None else asyncio.get_running_loop().call_later(patience_s, news.set)
         try:
             await news.wait()
+            return patience_s is None or self._news is not news
         finally:
             if timer is not None:
                 timer.cancel()
-        if self._news is news:  # set by the timer, so of no use to who waits next
-            self._news = None
-            return False
-        return True
+            if self._news is news and news.is_set():  # by a timer, so of no use to who waits next
+                self._news = None
 
     def _wake(self) -> None:
         if self._news is not None:

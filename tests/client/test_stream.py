@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import anyio
 import pytest
 from hypothesis import given
@@ -101,3 +103,21 @@ def test_one_too_many_ends_the_stream_and_is_told_once() -> None:
     assert told == ["over"]
     with pytest.raises(Overrun, match="5000 bytes"):
         taken(stream)
+
+
+def test_who_gives_up_in_the_moment_in_which_its_patience_ends_leaves_nothing_behind() -> None:
+    async def run() -> list[int]:
+        stream = stream_of(1)
+        hasty = asyncio.ensure_future(stream.take(0))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0, hasty.cancel)  # right behind its timer
+        with pytest.raises(asyncio.CancelledError):
+            await hasty
+        patient = asyncio.ensure_future(stream.take(None))
+        await asyncio.sleep(0)
+        stream.feed(rows(1)[0])
+        piece = await patient
+        assert piece is not None, "it seemed to be over"
+        return piece.ids
+
+    assert asyncio.run(run()) == [0]
