@@ -279,6 +279,9 @@ def _contradictions(loaded: Loaded, refused: AbstractSet[str]) -> Iterator[Probl
     if config.kv.tokens < config.kv.block_size and not refused & {"kv.tokens", "kv.block_size"}:
         why = f"a pool of {config.kv.tokens} tokens has no whole block of kv.block_size = {config.kv.block_size}"
         yield Problem("kv.tokens", origin["kv.tokens"], f"{why}; raise kv.tokens or lower kv.block_size")
+    if 0 < config.kv.host_tokens < config.kv.block_size and not refused & {"kv.host_tokens", "kv.block_size"}:
+        why = f"{config.kv.host_tokens} tokens are no whole block of kv.block_size = {config.kv.block_size}"
+        yield Problem("kv.host_tokens", origin["kv.host_tokens"], f"{why}; raise kv.host_tokens, or set it to 0")
     if config.kv.host_tokens and not config.kv.prefix_cache:
         why = "is a part of the prefix cache, which kv.prefix_cache = false switches off"
         yield Problem("kv.host_tokens", origin["kv.host_tokens"], why)

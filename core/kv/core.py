@@ -255,6 +255,8 @@ class KvCore:
         self._bind_items(binding, plan)
         if host is not None:
             binding.copies += host.settle()
+        evicted = self.pool.evicted - evicted_before
+        repaired = self._check_idle()  # before the ack: the scheduler may wait for what it frees
         bind = self._step_bind(plan.step, binding)
         messages = [Outbound(Role.EXECUTOR, bind)]
         available = self.pool.available
@@ -262,7 +264,6 @@ class KvCore:
             self._told = available
             ack = StepAck(plan.step, self.pool.free, self.pool.evictable, *cols(binding.rebases, 3))
             messages.append(Outbound(Role.SCHEDULER, ack))
-        evicted = self.pool.evicted - evicted_before
         events = [
             *binding.events,
             StepBound(
@@ -280,7 +281,7 @@ class KvCore:
         if evicted:
             swapped = 0 if host is None else host.swapped_out - swapped_before
             events.append(KvEvicted(step=plan.step, blocks=evicted, swapped_out=swapped))
-        events += self._check_idle() + self._eviction.drain_events()
+        events += repaired + self._eviction.drain_events()
         return Outputs(messages, events)
 
     def _step_bind(self, step: int, binding: _Binding) -> StepBind:

@@ -101,6 +101,12 @@ def test_a_pool_holds_at_least_a_block() -> None:
     assert "a pool of 8 tokens has no whole block of kv.block_size = 16" in told["kv.tokens"]
 
 
+def test_a_host_tier_holds_at_least_a_block_or_is_not_there() -> None:
+    told = problems(sets=("kv.host_tokens=8", "kv.block_size=16"))
+    assert "8 tokens are no whole block of kv.block_size = 16" in told["kv.host_tokens"]
+    load(sets=["kv.host_tokens=0"])
+
+
 def test_an_executor_must_be_installed() -> None:
     assert "installed: cpu, " in problems(sets=("executor.kind=abacus",))["executor.kind"]
 

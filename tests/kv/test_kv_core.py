@@ -311,11 +311,14 @@ def test_a_leak_is_reported_and_repaired_when_idle() -> None:
     plan = StepPlan(
         1, 9, 9, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, col([0]), col([1]), [], [], EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 8, []
     )
-    (leak,) = (e for e in kv.core.apply(9, plan).events if isinstance(e, KvLeak))
+    outputs = kv.core.apply(9, plan)
+    (leak,) = (e for e in outputs.events if isinstance(e, KvLeak))
     assert leak.total == 16
     assert leak.free + leak.cached == 15
     assert "block" in leak.dump
     assert kv.core.pool.available == 16
+    (ack,) = (out.message for out in outputs.messages if isinstance(out.message, StepAck))
+    assert ack.free + ack.evictable == 16, "the scheduler is told at once"
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 8))
