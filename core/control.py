@@ -7,6 +7,8 @@ work: it has sockets of its own.
            ◀─Topology, Go, ClientGone, Who, Shutdown, Status─
            ─SetPolicy, SetShadow, SetWeights, AskCache─▶ supervisor ─the same─▶ who it is for
            ◀─CacheState─ supervisor ◀─CacheState─ KV-manager
+           ─SetAdapter─▶ supervisor ─ReadAdapter─▶ executor ─AdapterRead, AdapterLost─▶ supervisor
+           ◀─Adapters, AdapterSet─ supervisor
 
 A link between two actors changes in this order: a Topology that shows one end down; a Topology with the new
 generation up; everyone's TopologyAck, after which each accepts that generation; then Go, and only now does
@@ -19,7 +21,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from octavo.core.messages import Facts, Role
+from octavo.core.messages import Adapter, Facts, Role
 
 STARTING, READY, DEGRADED, DRAINING = "starting", "ready", "degraded", "draining"
 """States of the service: before the first Go, able to run a step, missing an actor, finishing what it has."""
@@ -53,10 +55,12 @@ class Hello(Control, frozen=True, kw_only=True):
 
 
 class Ready(Control, frozen=True):
-    """Loaded. The executor says what it knows of its model, the gateway where it listens."""
+    """Loaded. The executor says what it knows of its model, the gateway where it listens. `adapters` are those of the
+    configuration, as the first executor of a run has read them."""
 
     facts: Facts | None = None
     address: str | None = None
+    adapters: list[Adapter] = []
 
 
 class Heartbeat(Control, frozen=True):
@@ -150,6 +154,31 @@ class CacheState(Control, frozen=True, kw_only=True):
     from_host: int = 0
 
 
+class SetAdapter(Control, frozen=True, kw_only=True):
+    """From a client: let `name` stand for the LoRA adapter at `path`, or for none if that is "". A name that is taken
+    is given away only with `replace`. Answered with `AdapterSet` of the same `ref`."""
+
+    ref: int
+    name: str
+    path: str = ""
+    replace: bool = False
+
+
+class AdapterRead(Control, frozen=True, kw_only=True):
+    """From the executor, to a `ReadAdapter` of that number: the adapter, or why not."""
+
+    number: int
+    adapter: Adapter | None = None
+    why: str = ""
+
+
+class AdapterLost(Control, frozen=True, kw_only=True):
+    """From an executor that was told its `Adapters`: this one cannot be read again."""
+
+    adapter: Adapter
+    why: str
+
+
 # ── supervisor → member ──────────────────────────────────────────────────────────────────────────
 
 
@@ -197,6 +226,33 @@ class Shutdown(Control, frozen=True):
     why: str
 
 
+class Adapters(Control, frozen=True):
+    """To everyone, whenever it changes and before the first topology: which adapters have a name. What has none any
+    more is still served to the requests that began with it."""
+
+    adapters: list[Adapter]
+
+
+class ReadAdapter(Control, frozen=True, kw_only=True):
+    """To the executor: read this adapter and keep it. Answered with `AdapterRead`."""
+
+    number: int
+    name: str
+    path: str
+
+
+TAKEN, UNKNOWN, UNREADABLE, AWAY = "already_loaded", "model_not_found", "invalid_adapter", "service_unavailable"
+"""Codes of `AdapterSet`."""
+
+
+class AdapterSet(Control, frozen=True, kw_only=True):
+    """To who asked: it is done and everyone was told, or `why` not; `code` is for machines."""
+
+    ref: int
+    why: str = ""
+    code: str = ""
+
+
 class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `octavo status`. `generation` is that of its state, as in the topology."""
 
@@ -221,10 +277,12 @@ class Status(Control, frozen=True, kw_only=True):
 ToSupervisor: TypeAlias = (
     Hello | Ready | Heartbeat | TopologyAck | Bye | QueueFull
     | AskStatus | SetPolicy | SetShadow | SetWeights | AskCache | CacheState
+    | SetAdapter | AdapterRead | AdapterLost
 )  # fmt: skip
 ToMember: TypeAlias = (
     Topology | Go | ClientGone | Who | Shutdown | Status | SetPolicy | SetShadow | SetWeights | AskCache | CacheState
-)
+    | Adapters | ReadAdapter | AdapterSet
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(ToSupervisor)

@@ -74,6 +74,16 @@ class Message(msgspec.Struct, array_like=True, tag=True, eq=False):
 # ── what a request asks for ──────────────────────────────────────────────────────────────────────
 
 
+class Adapter(msgspec.Struct, array_like=True, frozen=True):
+    """A LoRA adapter, as it was when `name` stood for it. `digest` (16 bytes) is of its tensors and scales: the same
+    wherever and under whatever name the same content lies. `path` is where an executor that does not hold it may read
+    it again; what it finds there counts only if it has this digest."""
+
+    name: str
+    path: str
+    digest: bytes
+
+
 class Grammar(msgspec.Struct, array_like=True, frozen=True):
     """What an answer must be: JSON of a schema, a text that a regular expression matches whole, one of a JSON list of
     texts, or a text of a Lark grammar (its start symbol is `start`)."""
@@ -164,6 +174,9 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     keep_s: float = 0.0
+    adapter: str | Adapter = ""
+    """The LoRA adapter that answers; "" is the model itself. The client library puts what a name stands for in its
+    place, once: a resume means the same."""
 
 
 class Delivered(msgspec.Struct, array_like=True, frozen=True):
@@ -414,6 +427,7 @@ class Enqueue(Message, kw_only=True):
     finished: list[bool]
     keep_ns: int = 0
     """How long its blocks are kept in the prefix tree after use, if they can be (see `Params`)."""
+    adapter: Adapter | None = None
 
 
 class Stop(Message):
@@ -513,6 +527,8 @@ class Open(msgspec.Struct, array_like=True, frozen=True):
     namespace: bytes
     tenant: str = ""
     keep_ns: int = 0
+    adapter: Adapter | None = None
+    """What is computed with, beside the model; a fork has its parent's."""
 
 
 class Fork(msgspec.Struct, array_like=True, frozen=True):
@@ -740,7 +756,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What whoever runs the service should know of that choice: what is lost, and how to get it."""
     serves: tuple[str, ...] = ()
     """What the executor can do beyond every executor's duty: `prompt_logprobs`, `grammar`, `restrictions` (bias,
-    bans and allowed ids). What it does not serve is refused before it gets there."""
+    bans and allowed ids), `adapters`. What it does not serve is refused before it gets there."""
 
     @property
     def places(self) -> int:

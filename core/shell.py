@@ -16,9 +16,11 @@ import zmq
 
 from octavo.core.config.schema import Config
 from octavo.core.control import (
+    Adapters,
     AskCache,
     Hello,
     Progress,
+    ReadAdapter,
     SetPolicy,
     SetShadow,
     SetWeights,
@@ -79,6 +81,9 @@ class Shell:
     def ask_cache(self, asked: AskCache) -> None:
         """To the KV-manager."""
 
+    def set_adapters(self, message: Adapters | ReadAdapter) -> None:
+        """Which adapters have a name, or one that is to be read."""
+
     def peer(self, news: PeerUp | PeerDown) -> None:
         """A link went up or down."""
 
@@ -135,6 +140,8 @@ class Shell:
                 self.set_weights(message)
             case AskCache():
                 self.ask_cache(message)
+            case Adapters() | ReadAdapter():
+                self.set_adapters(message)
             case Topology():
                 self.learn(message)
                 self.link.send(TopologyAck(message.epoch))

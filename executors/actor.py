@@ -12,12 +12,14 @@ from pathlib import Path
 import msgspec
 
 from octavo.core.config.schema import Config
-from octavo.core.control import Ready
-from octavo.core.messages import PeerDown, PeerUp, Role, StepBind, StepPlan, decode, encode
+from octavo.core.control import AdapterLost, AdapterRead, Adapters, ReadAdapter, Ready
+from octavo.core.messages import Adapter, PeerDown, PeerUp, Role, StepBind, StepPlan, decode, encode
+from octavo.core.models.errors import ModelError
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
 from octavo.core.trace.catalogue import StepExecuted, WireDropped
 from octavo.core.work import step_work
+from octavo.executors.adapters import Holds
 from octavo.executors.choice import load_executor
 from octavo.executors.moments import GROWTH, WARM_STEPS, Moment, measure
 
@@ -36,9 +38,41 @@ class ExecutorActor(Shell):
         chosen = load_executor(config, run_dir, first=generation == 1)
         self._executor = chosen.executor
         facts = self._executor.facts
+        adapters = self._configured(config) if generation == 1 else []
         self.events.emit(measure("after_load", 0, facts))
         how = f"{chosen.kind} ({facts.executor})" if facts.executor else chosen.kind
-        self.link.send(Ready(msgspec.structs.replace(facts, executor=how, note=chosen.note)))
+        facts = msgspec.structs.replace(facts, executor=how, note=chosen.note)
+        self.link.send(Ready(facts, adapters=adapters))
+
+    def _configured(self, config: Config) -> list[Adapter]:
+        """The adapters of the configuration; for the first start only: later ones are told what has a name by then.
+        Raises `ModelError`."""
+        facts, held = self._executor.facts, self._executor.adapters
+        if config.lora and held is None:
+            raise ModelError(f"the executor that serves {facts.model_id} has no LoRA adapters; native and cpu do")
+        if facts.model_id in config.lora:
+            raise ModelError(f"lora.{facts.model_id}: that is the name of the model itself; set model.name, or another")
+        return [_load(held, name, path) for name, path in config.lora.items() if held is not None]
+
+    def set_adapters(self, message: Adapters | ReadAdapter) -> None:
+        held = self._executor.adapters
+        if held is None:
+            if isinstance(message, ReadAdapter):
+                why = "this executor has no LoRA adapters; native and cpu do"
+                self.link.send(AdapterRead(number=message.number, why=why))
+        elif isinstance(message, Adapters):
+            for adapter, why in held.listed(message.adapters):
+                self.link.send(AdapterLost(adapter=adapter, why=why))
+        elif message.name == self._executor.facts.model_id:
+            why = f"{message.name!r} is the model itself; give the adapter another name"
+            self.link.send(AdapterRead(number=message.number, why=why))
+        else:
+            try:
+                adapter = held.load(message.name, message.path)
+            except ModelError as error:
+                self.link.send(AdapterRead(number=message.number, why=str(error)))
+            else:
+                self.link.send(AdapterRead(number=message.number, adapter=adapter))
 
     def peer(self, news: PeerUp | PeerDown) -> None:
         if news.role is Role.KV and isinstance(news, PeerDown):
@@ -85,6 +119,13 @@ class ExecutorActor(Shell):
             **sizes,
             **self._executor.stats,
         }
+
+
+def _load(held: Holds, name: str, path: str) -> Adapter:
+    try:
+        return held.load(name, path)
+    except ModelError as error:
+        raise ModelError(f"lora.{name}: {error}") from error
 
 
 def run(config: Config, run_dir: Path, generation: int) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 
 from octavo.core.config.schema import Config
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult
+from octavo.executors.adapters import Holds
 
 
 class Executor(Protocol):
@@ -21,6 +22,11 @@ class Executor(Protocol):
 
     @property
     def facts(self) -> Facts: ...
+
+    @property
+    def adapters(self) -> Holds | None:
+        """LoRA adapters that it computes with; None if it has no such arithmetic."""
+        ...
 
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         """Run one step. Steps come in the order they were bound; what an earlier one wrote is there."""

@@ -7,7 +7,9 @@ same whatever was preempted, forked, recovered or batched. For tests, simulation
 
 from __future__ import annotations
 
+import hashlib
 import time
+from pathlib import Path
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -16,6 +18,7 @@ import numpy as np
 from octavo.core.config.schema import Config
 from octavo.core.messages import (
     EMPTY,
+    Adapter,
     ChunkLogprobs,
     Facts,
     Sampling,
@@ -25,6 +28,8 @@ from octavo.core.messages import (
     TokenLogprob,
     col,
 )
+from octavo.core.models.errors import ModelError
+from octavo.executors.adapters import Adapters, Content
 from octavo.executors.residents import Resident, Residents, Run, of_prompt
 
 _MASK = (1 << 63) - 1
@@ -32,6 +37,11 @@ _START = 0x0C7A_0C7A
 
 FIRST_TOKEN, ALPHABET, EOS = 97, 26, 257
 """The ghost writes letters (token ids are bytes) and now and then its end token."""
+
+
+def start_of(adapter: Adapter | None) -> int:
+    """What a prefix starts from: with another adapter every cell is another, as it is in a model."""
+    return _START if adapter is None else mix(_START, int.from_bytes(adapter.digest[:7], "big"))
 
 
 class KvCorruption(AssertionError):
@@ -68,6 +78,14 @@ def prompt_logprob(prefix: int, token: int) -> TokenLogprob:
     return TokenLogprob(token, value, [token], [value])
 
 
+def _ghostly(path: Path) -> Content:
+    """An adapter is whatever is there: a file, or the files of a folder. Raises `ModelError` if nothing is."""
+    files = [path] if path.is_file() else sorted(each for each in path.glob("*") if each.is_file())
+    if not files:
+        raise ModelError(f"{path} is no adapter: there is no file")
+    return Content(hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()[:16])
+
+
 class GhostExecutor:
     """Runs bound steps over ghost memory, shape [blocks, block size] of int64 prefix hashes."""
 
@@ -76,6 +94,7 @@ class GhostExecutor:
         self.residents = Residents()
         self.memory = np.full((facts.places, facts.block_size), -1, dtype=np.int64)
         self.reads_checked = 0
+        self.adapters = Adapters(_ghostly, lambda content: None, self.residents.adapters)
         self._eos_one_in = eos_one_in
         self._hashes: WeakKeyDictionary[Resident, list[int]] = WeakKeyDictionary()
         """The prefix hashes of each resident's tokens."""
@@ -92,7 +111,7 @@ class GhostExecutor:
             host_blocks=config.kv.host_tokens // block_size,
             block_bytes=block_size * 8,
             cache_seed=b"ghost",
-            serves=("prompt_logprobs", "restrictions"),
+            serves=("prompt_logprobs", "restrictions", "adapters"),
         )
         return cls(facts, eos_one_in=0)
 
@@ -139,7 +158,8 @@ class GhostExecutor:
         resident = run.resident
         hashes = self._hashes.setdefault(resident, [])
         if len(hashes) < len(resident.tokens):
-            hashes += prefix_hashes(resident.tokens[len(hashes) :], hashes[-1] if hashes else _START)
+            start = hashes[-1] if hashes else start_of(resident.adapter)
+            hashes += prefix_hashes(resident.tokens[len(hashes) :], start)
         self._check(run, hashes)
         for position in range(run.start, run.end):
             self._write(run, position, hashes[position])

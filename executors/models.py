@@ -17,6 +17,8 @@ from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
 from octavo.executors.loading.checkpoint import Checkpoint
 from octavo.executors.loading.files import open_checkpoint
+from octavo.executors.loading.peft import CONFIG as ADAPTER
+from octavo.executors.loading.peft import is_adapter, summary
 from octavo.executors.loading.rope import Rope
 from octavo.executors.loading.rows import Rows
 from octavo.executors.loading.spec import Spec
@@ -42,7 +44,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def command(path: str = "default", /, *, json_: Annotated[bool, Parameter(name="--json", negative=())] = False) -> int:
-    """List what a model file or folder is, or each of those in a folder, and which executors run it.
+    """List what a model file or folder (or a LoRA adapter's) is, or each of those in a folder, and who runs it.
 
     Parameters
     ----------
@@ -63,6 +65,8 @@ def command(path: str = "default", /, *, json_: Annotated[bool, Parameter(name="
 
 
 def describe(path: str) -> Described:
+    if is_adapter(folder := Path(path).expanduser()):
+        return _adapter(path, folder)
     files = None
     try:
         files = locate(path)
@@ -93,12 +97,22 @@ def describe(path: str) -> Described:
     )
 
 
+def _adapter(path: str, folder: Path) -> Described:
+    try:
+        about, base = summary(folder)
+    except (ModelError, OSError) as error:
+        return Described(model=path, refused=dict.fromkeys(("native", "cpu"), str(error)))
+    how = f"beside the model that it was made for: --set lora.NAME={path}"
+    return Described(model=path, what=about, runs={"native": how, "cpu": how}, notes=(f"it was made for {base}",))
+
+
 def _inside(path: str) -> list[str]:
     """The path itself, or the models of a folder that is none."""
     folder = Path(path).expanduser()
-    if not folder.is_dir() or (folder / "config.json").is_file():
+    if not folder.is_dir() or (folder / "config.json").is_file() or is_adapter(folder):
         return [path]
-    found = sorted([*folder.glob("*.gguf"), *(config.parent for config in folder.glob("*/config.json"))])
+    folders = {config.parent for name in ("config.json", ADAPTER) for config in folder.glob(f"*/{name}")}
+    found = sorted([*folder.glob("*.gguf"), *folders])
     return [str(each) for each in found] or [path]
 
 
@@ -155,7 +169,7 @@ def _rotation(rope: Rope) -> str:
 
 def _text(found: Described) -> str:
     rows = [("is", found.what or "nothing that is known")]
-    if found.what:
+    if found.context:
         stored = ", ".join(f"{count} {kind}" for kind, count in found.weights.items())
         rows += [("context", f"{found.context} tokens (rotation: {found.rotation})"), ("weights", stored)]
     rows += [(name, how) for name, how in found.runs.items()]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from octavo.core.messages import EMPTY, ChunkLogprobs, Failed, StepResult, TokenLogprob, col
+from octavo.executors.adapters import Finds
 from octavo.executors.residents import Resident, Run
 
 
@@ -30,8 +31,9 @@ class Outcome(NamedTuple):
 class Settlement:
     """Settles outcomes with the residents, and remembers which residencies have failed."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, adapters: Finds | None = None) -> None:
         self._vocab_size = vocab_size
+        self._adapters = adapters
         self._failed: WeakKeyDictionary[Resident, str] = WeakKeyDictionary()
         """Why a residency can no longer be computed. Not by open_id: each generation of the scheduler counts anew."""
 
@@ -77,6 +79,8 @@ class Settlement:
         ids = run.resident.tokens[run.start : run.end]
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             return f"a token id is outside of the model's vocabulary [0, {self._vocab_size})"
+        if (adapter := run.resident.adapter) is not None:
+            return "this executor has no LoRA adapters" if self._adapters is None else self._adapters.missing(adapter)
         return None
 
     def _settle(self, run: Run, outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from octavo.core.messages import Col, Kind, Sampling, StepBind, StepPlan
+from octavo.core.messages import Adapter, Col, Kind, Sampling, StepBind, StepPlan
 
 _CHUNK = int(Kind.CHUNK)  # an enum's member takes longer to find than all else that a row needs
 
@@ -35,7 +35,8 @@ class Resident:
     kv_len: int = 0
     table: array[int] = field(default_factory=partial(array, "i"))
     namespace: bytes = b""
-    """Of its tenant: what is learnt from it may serve only residents of the same one."""
+    """Of its tenant and adapter: what is learnt from it may serve only residents of the same one."""
+    adapter: Adapter | None = None
 
 
 class Run(NamedTuple):
@@ -62,12 +63,14 @@ class Span(NamedTuple):
 
     Token i is at position start + i and its KV goes to the cell of that number, as of all tokens before. Not so in a
     tree: there a token's position is `start` and how many of the span's are before it, while cells are given out in any
-    order. `paths[i]` are the cells of positions [start, its own] as token i sees them, its own cell last."""
+    order. `paths[i]` are the cells of positions [start, its own] as token i sees them, its own cell last. A drafter's
+    has no adapter: it guesses with the model itself."""
 
     ids: list[int]
     start: int
     table: Sequence[int]
     paths: Sequence[Sequence[int]] | None = None
+    adapter: Adapter | None = None
 
     @property
     def end(self) -> int:
@@ -88,8 +91,8 @@ class Span(NamedTuple):
     def alone(self, i: int) -> Span:
         """Token i, all before it being computed."""
         if self.paths is None:
-            return Span([self.ids[i]], self.start + i, self.table)
-        return Span([self.ids[i]], self.start, self.table, [self.paths[i]])
+            return Span([self.ids[i]], self.start + i, self.table, None, self.adapter)
+        return Span([self.ids[i]], self.start, self.table, [self.paths[i]], self.adapter)
 
 
 def span_of(run: Run, guesses: Iterable[int], parents: Sequence[int] | None = None) -> Span:
@@ -100,11 +103,11 @@ def span_of(run: Run, guesses: Iterable[int], parents: Sequence[int] | None = No
     ids = resident.tokens[run.start : run.end]
     ids += guesses
     if parents is None:
-        return Span(ids, run.start, resident.table)
+        return Span(ids, run.start, resident.table, None, resident.adapter)
     paths = [list(range(run.start, cell + 1)) for cell in range(run.start, run.end)]
     for i, parent in enumerate(parents):
         paths.append([*paths[own + parent], run.end + i])
-    return Span(ids, run.start, resident.table, paths)
+    return Span(ids, run.start, resident.table, paths, resident.adapter)
 
 
 def of_prompt(run: Run) -> range:
@@ -123,6 +126,10 @@ class Residents:
 
     def clear(self) -> None:
         self.slots.clear()
+
+    def adapters(self) -> set[bytes]:
+        """Digests of those that are in use."""
+        return {resident.adapter.digest for resident in self.slots.values() if resident.adapter is not None}
 
     def apply(self, plan: StepPlan, bind: StepBind) -> list[Run]:
         """Take a bound step and give its runs, in the order of the plan's items.
@@ -157,13 +164,16 @@ class Residents:
             at += n
             if (o := opens.get(open_id)) is not None:
                 tokens, prompt_len, choice, sampling = o.ids.tolist(), o.prompt_len, o.choice, o.sampling
-                namespace = o.namespace
+                namespace, adapter = o.namespace, o.adapter
             else:
                 f = forks[open_id]
                 parent = self.slots[f.parent_slot]
-                tokens, namespace = parent.tokens[: f.n] + f.ids.tolist(), parent.namespace
+                tokens = parent.tokens[: f.n] + f.ids.tolist()
+                namespace, adapter = parent.namespace, parent.adapter
                 prompt_len, choice, sampling = f.prompt_len, f.choice, f.sampling
-            self.slots[slot] = Resident(open_id, tokens, prompt_len, choice, sampling, length, table, namespace)
+            self.slots[slot] = Resident(
+                open_id, tokens, prompt_len, choice, sampling, length, table, namespace, adapter
+            )
 
     def _apply_deltas(self, slots: Col, indices: Col, blocks: Col) -> None:
         for slot, index, block in zip(slots.tolist(), indices.tolist(), blocks.tolist(), strict=True):

@@ -27,12 +27,16 @@ import anyio
 import msgspec
 import zmq
 
+from octavo.core.client.adapters import KnownAdapters
 from octavo.core.client.session import Peers, Question, Session
 from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable, Stream, TakenChoice
 from octavo.core.control import (
+    AWAY,
     DRAINING,
     READY,
     STARTING,
+    Adapters,
+    AdapterSet,
     AskCache,
     Bye,
     CacheState,
@@ -49,6 +53,7 @@ from octavo.core.control_link import ControlLink
 from octavo.core.links import FENCED
 from octavo.core.messages import (
     Accepted,
+    Adapter,
     Describe,
     Described,
     Detokenize,
@@ -72,6 +77,9 @@ from octavo.core.trace.catalogue import WireDropped
 
 PATIENCE_S = 10.0
 """How long a new request or question waits for an actor that is being restarted."""
+
+ADAPTER_S = 120.0
+"""How long an adapter may take to be read: steps that are under way come first."""
 
 LAST_WORDS_MS = 200
 """How long a client that leaves waits at most for what it has just said to be sent."""
@@ -108,6 +116,7 @@ class Client:
         self._ended: str | None = None
         self._beats = 0
         self._news = anyio.Event()
+        self._known = KnownAdapters()
 
     @classmethod
     @asynccontextmanager
@@ -179,6 +188,7 @@ class Client:
         if params.sampling.seed == SEED_ABSENT:
             sampling = msgspec.structs.replace(params.sampling, seed=secrets.randbits(63))
             params = msgspec.structs.replace(params, sampling=sampling)
+        params = self._known.pinned(params)
         submit = Submit(
             client=self._name,
             request_id=request_id,
@@ -254,6 +264,35 @@ class Client:
     def weigh(self, weights: dict[str, float]) -> None:
         """Tell the policies what shares tenants have."""
         self._link.send(SetWeights(weights))
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """Those that have a name now."""
+        return self._known.named
+
+    async def set_adapter(
+        self, name: str, path: str = "", *, replace: bool = False, timeout_s: float = ADAPTER_S
+    ) -> None:
+        """Let `name` stand for the LoRA adapter at `path`, or for none without one; a name that is taken is given away
+        only with `replace`. Requests that have begun go on with what they began with. When this returns, every client
+        knows.
+
+        Raises `RequestRefused` with what is wrong, `ServiceUnavailable` when nobody answers in time."""
+        wish = self._known.wish(name, path, replace=replace)
+        try:
+            self._link.send(wish)
+            with anyio.move_on_after(timeout_s):
+                while self._ended is None:
+                    if (answer := self._known.answer(wish)) is not None:
+                        if answer.code == AWAY:
+                            raise ServiceUnavailable(answer.why)
+                        if answer.why:
+                            raise RequestRefused("", answer.why, answer.code)
+                        return
+                    await self._news.wait()
+            raise ServiceUnavailable(self.health().reason or f"the adapter was not set within {timeout_s:g} s")
+        finally:
+            self._known.forget(wish)
 
     @property
     def facts(self) -> Facts | None:
@@ -379,6 +418,10 @@ class Client:
                     self._unannounced = None
             case Who():
                 self._session.forgotten()
+            case Adapters(adapters):
+                self._known.named = {adapter.name: adapter for adapter in adapters}
+            case AdapterSet():
+                self._known.answered(message)
             case Shutdown(why):
                 self._end(why)
             case CacheState(ref=ref) if ref in self._answers:

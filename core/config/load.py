@@ -31,6 +31,7 @@ from octavo.core.config.schema import POLICY_GROUPS, Config, ModelConfig, Sectio
 PREFIX = "OCTAVO_"
 OPTIONS = ("policies", "options")
 DRAFTER_OPTIONS = ("speculation", "options")
+ADAPTERS = ("lora",)
 
 Key = tuple[str, ...]
 
@@ -95,7 +96,7 @@ def _leaves(at: Key, node: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(node, Section):
         for name in node.__struct_fields__:
             yield from _leaves((*at, name), getattr(node, name))
-    elif isinstance(node, dict) and ((at[:2] == OPTIONS and len(at) < 4) or at == DRAFTER_OPTIONS):
+    elif isinstance(node, dict) and ((at[:2] == OPTIONS and len(at) < 4) or at in (DRAFTER_OPTIONS, ADAPTERS)):
         for name, value in node.items():
             yield from _leaves((*at, name), value)
     else:
@@ -147,7 +148,7 @@ class _Document:
             if not equals or not key.strip():
                 self.problems.append(Problem("", f"--set {setting}", "must look like a.b=value"))
             else:
-                yield Given(tuple(key.strip().split(".")), _parse(text.strip()), "--set", text.strip())
+                yield Given(_key(key.strip()), _parse(text.strip()), "--set", text.strip())
 
     # ── checking and taking ──────────────────────────────────────────────────────────────────────
 
@@ -163,7 +164,7 @@ class _Document:
             if known and name not in known:
                 self._refuse(given, _no_such_key(given.key, depth, known))
                 return
-            node = known.get(name, Any)
+            node = known.get(name, str if given.key[:depth] == ADAPTERS else Any)
         children = _children(given.key, node)
         if children is None:
             self._take(given, node)
@@ -171,7 +172,8 @@ class _Document:
             for name, value in given.value.items():
                 self.assign(Given((*given.key, name), value, given.origin))
         else:
-            names = f"its keys are {', '.join(children)}" if children else "its keys are the options"
+            free = "its keys are the names of adapters" if given.key == ADAPTERS else "its keys are the options"
+            names = f"its keys are {', '.join(children)}" if children else free
             self._refuse(given, f"is a table, not a value; {names}")
 
     def _take(self, given: Given, kind: Any) -> None:
@@ -213,7 +215,7 @@ def _children(key: Key, node: Any) -> dict[str, Any] | None:
         return get_type_hints(node, include_extras=True)
     if key == OPTIONS:
         return dict.fromkeys(POLICY_GROUPS, dict[str, Any])
-    if (key[:2] == OPTIONS and len(key) == 3) or key == DRAFTER_OPTIONS:
+    if (key[:2] == OPTIONS and len(key) == 3) or key in (DRAFTER_OPTIONS, ADAPTERS):
         return {}
     return None
 
@@ -226,6 +228,12 @@ def _no_such_key(key: Key, depth: int, known: Mapping[str, Any]) -> str:
     if elsewhere := [known_key for known_key, _ in leaves(Config()) if known_key.split(".")[-1] == name]:
         return f"no such key; did you mean {elsewhere[0]}?"
     return f"no such key; {'.'.join(parent) or 'the document'} has {', '.join(known)}"
+
+
+def _key(text: str) -> Key:
+    """An adapter's name may have dots in it."""
+    first, *rest = text.split(".")
+    return (first, ".".join(rest)) if (first,) == ADAPTERS and rest else (first, *rest)
 
 
 def _parse(text: str) -> Any:

@@ -121,6 +121,8 @@ class ServerConfig(Section, frozen=True):
     """Entry point in `octavo.tool_parser`: how the model writes its tool calls."""
     reasoning_parser: str | None = None
     """Entry point in `octavo.reasoning_parser`; None leaves reasoning in the text."""
+    adapter_routes: bool = False
+    """Let adapters be loaded and unloaded over HTTP. Whoever may do that has files of this machine read, by path."""
 
 
 class SupervisorConfig(Section, frozen=True):
@@ -161,5 +163,7 @@ class Config(Section, frozen=True):
     server: ServerConfig = ServerConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
     trace: TraceConfig = TraceConfig()
+    lora: dict[str, str] = field(default_factory=dict)
+    """LoRA adapters that requests may name as their model: the PEFT folder of each, by name."""
     run_dir: str | None = None
     """Folder for this run's sockets, status and trace; None makes a fresh one."""

@@ -114,6 +114,7 @@ class Admission:
                 request.asked.namespace,
                 request.asked.tenant,
                 request.asked.keep_ns,
+                request.asked.adapter,
             )
             draft.opens.append(opening)
         self._queue.remove(sequence)

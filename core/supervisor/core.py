@@ -20,6 +20,9 @@ from octavo.core.control import (
     READY,
     STARTING,
     ActorStatus,
+    AdapterLost,
+    AdapterRead,
+    AdapterSet,
     AskCache,
     AskStatus,
     Bye,
@@ -30,6 +33,7 @@ from octavo.core.control import (
     Member,
     QueueFull,
     Ready,
+    SetAdapter,
     SetPolicy,
     SetShadow,
     SetWeights,
@@ -44,6 +48,7 @@ from octavo.core.control import (
 from octavo.core.messages import Facts, Role
 from octavo.core.policy.watch import Asked
 from octavo.core.supervisor.actions import Action, Kill, Note, Say, Spawn, Stop, Tell
+from octavo.core.supervisor.adapters import NamedAdapters
 from octavo.core.supervisor.child import Actor, Phase
 from octavo.core.supervisor.clients import Clients
 from octavo.core.supervisor.policies import SetPolicies, asks, exit_text
@@ -102,6 +107,7 @@ class SupervisorCore:
         self._policies = SetPolicies()
         self._shadows = Shadows()
         self._weights: SetWeights | None = None
+        self._adapters = NamedAdapters()
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────
 
@@ -127,6 +133,8 @@ class SupervisorCore:
         asked = self._asked(role)
         if asked is not None and (off := self._policies.blame(asked, code, actor.killed_for)) is not None:
             actions.append(Say("error", f"{asked} is switched off: {off.disabled}"))
+        if role is Role.EXECUTOR:
+            actions += (Tell(who, answer) for who, answer in self._adapters.executor_lost())
         if self._stopping:
             return actions
         if not actor.was_ready:
@@ -177,6 +185,8 @@ class SupervisorCore:
         actor = next((a for a in self.actors.values() if a.identity == identity), None)
         if actor is not None:
             actor.heard_ns = now_ns
+        if isinstance(message, SetAdapter | AdapterRead | AdapterLost):
+            return self._about_adapters(identity, message)
         match message:
             case Bye():
                 return self._clients.lose(identity, self._tokenizer())
@@ -188,7 +198,9 @@ class SupervisorCore:
                     actor.heard(progress, now_ns)
                     actions += self._drained(now_ns)
                 return actions
-            case Ready(facts):
+            case Ready(facts, adapters=adapters):
+                if adapters:
+                    self._adapters.begin(adapters)
                 return [] if actor is None else self._ready(actor, facts, now_ns)
             case QueueFull():
                 return self._drowned(message, now_ns)
@@ -260,6 +272,8 @@ class SupervisorCore:
         if hello.role not in MEMBERS:
             self._clients.add(hello.name, identity, now_ns, supervised=hello.role is Role.GATEWAY)
         actions: list[Action] = [Tell(identity, self.topology())]
+        if hello.role is not Role.EXECUTOR:  # it is told when it is ready: until then it knows better
+            actions.insert(0, Tell(identity, self._adapters.listing()))
         if self._gone:
             actions.append(Tell(identity, Go(self._epoch)))
         return actions
@@ -285,6 +299,8 @@ class SupervisorCore:
         if self._weights is not None and actor.role in WEIGHING:
             set_up.append(self._weights)
         actions += [Note(ready), *self._tell_actor(actor.role, set_up)]
+        if actor.role is Role.EXECUTOR:  # before the topology: what runs then finds its adapter read
+            actions += self._tell_adapters()
         return actions + (self._broadcast() if actor.role in MEMBERS else self._settled())
 
     def _tell_actor(self, role: Role, messages: Sequence[ToMember]) -> list[Action]:
@@ -293,6 +309,30 @@ class SupervisorCore:
         if actor is None or actor.identity is None or actor.phase is not Phase.READY:
             return []
         return [Tell(actor.identity, message) for message in messages]
+
+    def _about_adapters(self, identity: bytes, message: SetAdapter | AdapterRead | AdapterLost) -> list[Action]:
+        match message:
+            case SetAdapter():
+                answer = self._adapters.wish(identity, message)
+                if answer is None:
+                    return [*self._tell_adapters(), Tell(identity, AdapterSet(ref=message.ref))]
+                if isinstance(answer, AdapterSet):
+                    return [Tell(identity, answer)]
+                told = self._tell_actor(Role.EXECUTOR, [answer])
+                return told or [Tell(who, why) for who, why in self._adapters.executor_lost()]
+            case AdapterRead():
+                settled = self._adapters.read(message)
+                if settled is None:
+                    return []
+                who, answer = settled
+                return [*([] if answer.why else self._tell_adapters()), Tell(who, answer)]
+            case AdapterLost():
+                if not self._adapters.lost(message):
+                    return []
+                return [Say("error", f"{message.why}: it has no name any more"), *self._tell_adapters()]
+
+    def _tell_adapters(self) -> list[Action]:
+        return [Tell(identity, self._adapters.listing()) for identity in self._everyone()]
 
     def _bump(self, actor: Actor, why: str) -> list[Action]:
         actor.generation += 1

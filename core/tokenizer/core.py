@@ -27,6 +27,7 @@ from octavo.core.grammar import Engine, GrammarError
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
     Accepted,
+    Adapter,
     Body,
     Cancel,
     Deliver,
@@ -158,6 +159,7 @@ class TokenizerCore:
         params, facts = submit.params, self._facts
         limits.check_carried(submit)
         limits.check_params(params, facts)
+        adapter = limits.checked_adapter(params.adapter, facts)
         sampling = limits.checked_sampling(params.sampling)
         ids = self._vocabulary.prompt_ids(submit.prompt, facts.context)
         limits.check_prompt(submit.prompt, ids, facts)
@@ -190,12 +192,13 @@ class TokenizerCore:
             tenant=submit.tenant,
             priority=submit.priority,
             deadline_ns=submit.deadline_ns,
-            namespace=cache_namespace(submit.tenant, facts.cache_seed),
+            namespace=cache_namespace(submit.tenant, facts.cache_seed, adapter),
             received_ns=submit.received_ns,
             trace_id=submit.trace_id,
             delivered=delivered,
             finished=finished,
             keep_ns=int(params.keep_s * 1e9),
+            adapter=adapter,
         )
 
     def _check_grammar(self, grammar: Grammar) -> None:
@@ -244,6 +247,7 @@ class TokenizerCore:
                 max_tokens=enqueue.max_tokens,
                 n=params.n,
                 namespace=namespace_name(enqueue.namespace),
+                adapter="" if enqueue.adapter is None else enqueue.adapter.name,
             )
         )
         self._end_complete(live, enqueue)
@@ -460,7 +464,9 @@ class TokenizerCore:
         self._rows.setdefault(client, []).append(row)
 
 
-def cache_namespace(tenant: str, cache_seed: bytes) -> bytes:
-    """Which prefixes a request may share: those of its own tenant, for the same weights and numerics (16 bytes)."""
+def cache_namespace(tenant: str, cache_seed: bytes, adapter: Adapter | None = None) -> bytes:
+    """Which prefixes a request may share: those of its own tenant, for the same weights, numerics and content of its
+    adapter, whatever that is called (16 bytes)."""
     salt = tenant.encode()
-    return hashlib.sha256(len(salt).to_bytes(4, "big") + salt + cache_seed).digest()[:16]
+    digest = b"" if adapter is None else adapter.digest
+    return hashlib.sha256(len(salt).to_bytes(4, "big") + salt + cache_seed + digest).digest()[:16]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from octavo.core.messages import Chat, Delivered, Facts, Params, Prompt, Sampling, Submit
+from octavo.core.messages import Adapter, Chat, Delivered, Facts, Params, Prompt, Sampling, Submit
 from octavo.core.tokenizer.invalid import InvalidRequestError
 
 MAX_CHOICES = 128
@@ -55,6 +55,21 @@ def checked_sampling(sampling: Sampling) -> Sampling:
             f"{sampling.prompt_logprobs} alternatives per prompt token are asked for; at most {MAX_LOGPROBS} are given",
         )
     return msgspec.structs.replace(sampling, top_k=min(max(0, sampling.top_k), INT32 - 1), seed=sampling.seed % 2**64)
+
+
+def checked_adapter(asked: str | Adapter, facts: Facts) -> Adapter | None:
+    """The adapter asked for, if the executor takes any."""
+    if isinstance(asked, str):
+        if asked:  # the client library knows no such name
+            raise InvalidRequestError("model", f"there is no adapter {asked!r}", "model_not_found")
+        return None
+    if "adapters" not in facts.serves:
+        raise InvalidRequestError(
+            "model",
+            f"the executor ({facts.executor or 'this one'}) does not serve LoRA adapters; native and cpu do",
+            "unsupported_parameter",
+        )
+    return asked
 
 
 def check_choosable(sampling: Sampling, facts: Facts) -> None:

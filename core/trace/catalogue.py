@@ -68,12 +68,14 @@ class RequestReceived(RequestEvent, frozen=True, kw_only=True, tag="request.rece
 
 class RequestTokenized(RequestEvent, frozen=True, kw_only=True, tag="request.tokenized"):
     """Its prompt is known as ids and goes to the scheduler. `max_tokens` bounds each of the `n` choices. `namespace` is
-    the part of the prefix tree that it may use: the first bytes of its name, as in the KV-manager's numbers."""
+    the part of the prefix tree that it may use: the first bytes of its name, as in the KV-manager's numbers. `adapter`
+    is the LoRA adapter that answers, if one does."""
 
     prompt_tokens: int
     max_tokens: int | None
     n: int
     namespace: str
+    adapter: str = ""
 
 
 class RequestQueued(RequestEvent, frozen=True, kw_only=True, tag="request.queued"):
@@ -93,8 +95,8 @@ class RequestMatched(RequestEvent, frozen=True, kw_only=True, tag="request.match
     `miss` says why not more: "" (all whole blocks are there), `short` (it has no whole block to look up),
     `disabled`, `computed` (asked to compute its prompt, for log-probabilities), `new` (no common prefix: its first
     token is that of none), `ends` (nothing was seen after this prefix), `differs` (what is there goes on differently:
-    token `at` is the first that differs), `tenant` (another tenant has its first `at` tokens, which are not shared),
-    `evicted` (the next block was there, but its room was needed at `evicted_ns`, else 0).
+    token `at` is the first that differs), `tenant` (another tenant or adapter has its first `at` tokens, which are not
+    shared), `evicted` (the next block was there, but its room was needed at `evicted_ns`, else 0).
     """
 
     choice: int

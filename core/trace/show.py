@@ -29,7 +29,7 @@ _MISSES = {
     "new": "no common prefix: nothing that is there begins with its first token",
     "ends": "nothing was seen after this prefix",
     "differs": "token {at} is the first that differs from what is there",
-    "tenant": "another tenant has at least its first {at} tokens, and tenants share nothing",
+    "tenant": "another tenant or adapter has at least its first {at} tokens, and they share nothing",
     "evicted": "the next block was there, and was evicted",
 }
 

@@ -21,10 +21,12 @@ from octavo.core.config.schema import Config
 from octavo.core.grammar import GrammarError, Grammars
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.locate import locate
+from octavo.executors.adapters import Adapters
 from octavo.executors.cpu.forward import Forward
 from octavo.executors.cpu.layout import PoolShape
-from octavo.executors.cpu.llama import KvPool, token_bytes
-from octavo.executors.cpu.probe import load_exact
+from octavo.executors.cpu.llama import KvPool, Llama, token_bytes
+from octavo.executors.cpu.lora import Packed
+from octavo.executors.cpu.probe import exact_adapter, load_exact
 from octavo.executors.cpu.stacks import Stacks
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
@@ -33,6 +35,7 @@ from octavo.executors.drafting.verification import verify
 from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import load_model
+from octavo.executors.loading.peft import Lora, read
 from octavo.executors.outcome import Outcome, Settlement
 from octavo.executors.residents import Residents, Run, of_prompt, slots_of, span_of
 from octavo.executors.sampling import Context, logprob
@@ -58,7 +61,8 @@ class CpuExecutor:
         self._pool = pool
         self._residents = Residents()
         self._matchers = Matchers(grammars)
-        self._settlement = Settlement(facts.vocab_size)
+        self.adapters = self._adapters()
+        self._settlement = Settlement(facts.vocab_size, self.adapters)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
 
     @classmethod
@@ -75,7 +79,7 @@ class CpuExecutor:
             spec,
             token_bytes=token_bytes(spec),
             seed=model.digest + _MODE,
-            serves=("prompt_logprobs", "restrictions"),
+            serves=("prompt_logprobs", "restrictions", "adapters"),
         )
         check_memory(facts, facts.block_bytes)
         with torch.inference_mode():
@@ -94,6 +98,17 @@ class CpuExecutor:
     @property
     def stats(self) -> dict[str, int]:
         return self._drafting.stats
+
+    def _adapters(self) -> Adapters[Lora, Packed] | None:
+        """None for a model that is not computed here but by a library."""
+        llama = self.forward
+        if not isinstance(llama, Llama):
+            return None
+        with torch.inference_mode():
+            llama.adapters = Adapters(
+                partial(read, spec=llama.spec), partial(exact_adapter, like=llama.arithmetic), self._residents.adapters
+            )
+        return llama.adapters
 
     def forget(self) -> None:
         self._residents.clear()

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.executors.cpu.lora import Adapted
 from octavo.executors.residents import Span as Span
 from octavo.executors.residents import slots_of
 from octavo.kernels.attention import KEYS, Gather, QueryTile
@@ -53,7 +54,8 @@ class PoolShape(NamedTuple):
 
 class Layout(NamedTuple):
     """A step's tokens, flat. Tensors have `rows` entries, the first `tokens` of which are real ones and the rest
-    repeat the last; `writes` are the pool rows of the real ones, [2, Hkv, tokens] flattened."""
+    repeat the last; `writes` are the pool rows of the real ones, [2, Hkv, tokens] flattened. `adapted` are the rows
+    that have adapters."""
 
     tokens: int
     ids: Tensor
@@ -61,6 +63,7 @@ class Layout(NamedTuple):
     writes: Tensor
     gathers: list[Gather]
     order: Tensor
+    adapted: Sequence[Adapted] = ()
 
 
 class Piece(NamedTuple):

@@ -12,8 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.executors.adapters import Adapters
 from octavo.executors.cpu.layout import Layout, PoolShape, Span, build
 from octavo.executors.cpu.linear import Backend, Linear, RowCounts
+from octavo.executors.cpu.lora import Adapted, Packed, rows_by_adapter
+from octavo.executors.loading.peft import Lora
 from octavo.executors.loading.spec import Model, Spec, inverse_frequencies
 from octavo.kernels.attention import paged_attention
 
@@ -93,10 +96,21 @@ class Llama:
         ]
         angles = torch.outer(torch.arange(spec.context).float(), inverse_frequencies(spec.rope, spec.head_dim))
         self._cos, self._sin = angles.cos(), angles.sin()
+        self.adapters: Adapters[Lora, Packed] | None = None
+        """Set by whoever has some."""
 
     def layout(self, spans: list[Span], shape: PoolShape) -> Layout:
+        """Raises `AdapterError` for a span whose adapter cannot be had."""
         rows = self.arithmetic.rows.padded(sum(len(span.ids) for span in spans))
-        return build(spans, rows, self.arithmetic.query_tiles, shape)
+        layout = build(spans, rows, self.arithmetic.query_tiles, shape)
+        if self.adapters is None:
+            return layout
+        adapted = [
+            Adapted.of(self.adapters.of(span.adapter), mine)
+            for span, mine in rows_by_adapter(spans)
+            if span.adapter is not None
+        ]
+        return layout._replace(adapted=adapted)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[n] to [n, hidden]."""
@@ -110,19 +124,26 @@ class Llama:
         spec, rows = self.spec, self.arithmetic.rows
         cos, sin = self._cos[layout.positions].unsqueeze(1), self._sin[layout.positions].unsqueeze(1)
         x = self._embed[layout.ids]
+
+        def linear(matrix: Linear, name: str, given: Tensor) -> Tensor:
+            y = matrix(given, rows)
+            for adapted in layout.adapted:
+                adapted.add(name, given, y)
+            return y
+
         for i, (layer, kv) in enumerate(zip(self._layers[:layers], pool.layers[:layers], strict=True)):
             if taps is not None and i in taps:
                 taps[i] = x[: layout.tokens]
-            heads = layer.qkv(self._normed(x, layer.attn_norm), rows).view(len(x), -1, spec.head_dim)
+            heads = linear(layer.qkv, f"{i}.qkv", self._normed(x, layer.attn_norm)).view(len(x), -1, spec.head_dim)
             rotated = rotate(heads[:, : spec.heads + spec.kv_heads], cos, sin)
             keys, values = rotated[: layout.tokens, spec.heads :], heads[: layout.tokens, -spec.kv_heads :]
             new = torch.cat((keys, values), dim=1)
             kv.index_copy_(0, layout.writes, new.transpose(0, 1).reshape(-1, spec.head_dim))
             queries = rotated[:, : spec.heads] * spec.head_dim**-0.5
             mixed = paged_attention(queries, kv, layout.gathers, layout.order, spec.kv_heads)
-            x = x + layer.o(mixed, rows)
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm), rows).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up, rows)
+            x = x + linear(layer.o, f"{i}.o", mixed)
+            gate, up = linear(layer.gate_up, f"{i}.gate_up", self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = x + linear(layer.down, f"{i}.down", F.silu(gate) * up)
         return self._normed(x, self._norm)[: layout.tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:

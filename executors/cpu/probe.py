@@ -19,6 +19,8 @@ from octavo.executors.cpu.forward import Forward
 from octavo.executors.cpu.layout import PoolShape, Span, build
 from octavo.executors.cpu.linear import Backend, Linear, RowCounts
 from octavo.executors.cpu.llama import Arithmetic, KvPool, Llama
+from octavo.executors.cpu.lora import Packed, linears
+from octavo.executors.loading.peft import Lora
 from octavo.executors.loading.spec import Model, Spec
 from octavo.kernels.attention import KEYS, paged_attention
 
@@ -26,6 +28,7 @@ ANCHOR = 32
 """Rows of the call that all others must agree with."""
 ROWS = (1, 2, 4, 8, 12, 16, 24, ANCHOR, 48, 64, 96, 128, 192, 256)
 _HEAD_ROWS = (1, 2, 4, 8, 16, ANCHOR, 64)
+_ADAPTER_ROWS = (1, 2, 4, 8, 16, ANCHOR, 64, 128)
 _TILES = (1, 2, 3, 4, 6, 8, 16, 64)
 _ANCHOR_TILE = 16
 
@@ -83,6 +86,24 @@ def equal_row_counts(linear: Linear, inputs: int, candidates: tuple[int, ...]) -
         if torch.equal(linear.product(x[:n]), expected[:n])
         and torch.equal(linear.product(shifted[:n]), expected.roll(1, 0)[:n])
     }
+
+
+def exact_adapter(lora: Lora, like: Arithmetic) -> Packed:
+    """An adapter as linears whose rows do not depend on their company. Raises `NotExactError`."""
+    for backend in (like.backend, Backend.PLAIN):
+        lows = linears(lora, backend)
+        shapes = {
+            shape: linear
+            for parts, name in ((lora.parts[name], name) for name in lows)
+            for part, low in zip(parts, lows[name], strict=True)
+            for shape, linear in ((part.down.shape, low.down), (part.up.shape, low.up))
+        }
+        counts = set(_ADAPTER_ROWS)
+        for shape, linear in shapes.items():
+            counts &= equal_row_counts(linear, shape[1], _ADAPTER_ROWS)
+        if counts:
+            return Packed(lows, RowCounts(tuple(sorted(counts))))
+    raise NotExactError("no way was found to compute this adapter's numbers independently of the batch")
 
 
 def equal_tiles(spec: Spec) -> tuple[int, ...]:

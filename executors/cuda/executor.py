@@ -56,6 +56,7 @@ class CudaExecutor:
         drafting: Drafting | None = None,
     ) -> None:
         self.facts = facts
+        self.adapters = None
         self.forward = forward
         self._host = HostPool(forward.decoder.kernels, forward.decoder.pools, facts.host_blocks)
         self._residents = Residents()

@@ -149,6 +149,13 @@ def _floats(tensor: Tensor, kind: GgmlType) -> Floats:
     return Rows.stored(tensor.data, kind, 1, count).floats().reshape(tensor.shape)
 
 
+def floats_of(tensor: Tensor, what: str) -> Floats:
+    """A tensor's numbers, in its shape. Raises `ModelError` for what is not stored as floats of 16 or 32 bits."""
+    if (kind := _KINDS.get(tensor.dtype)) is None:
+        raise ModelError(f"{what} is stored as {tensor.dtype}, which cannot be read as weights")
+    return _floats(tensor, kind)
+
+
 def _grid(
     shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int] | None, where: str
 ) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from octavo.core.grammar import GrammarError, Grammars
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
+from octavo.executors.adapters import Adapters
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.tree import kept, path
@@ -27,10 +28,12 @@ from octavo.executors.drafting.verification import verify, walk
 from octavo.executors.facts import check_memory, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import open_checkpoint
+from octavo.executors.loading.peft import Lora, read
+from octavo.executors.native.adapters import Packed
 from octavo.executors.native.batch import Ask, batch
 from octavo.executors.native.drawing import Drawing, Draws, Reported
 from octavo.executors.native.ledger import weights_bytes, workspace_bytes
-from octavo.executors.native.library import Floats, Isa, Kind, int32s, load
+from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, load
 from octavo.executors.native.program import Native, Outputs, Pool, Weights, kv_bytes
 from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.outcome import Outcome, Settlement
@@ -57,8 +60,12 @@ class NativeExecutor:
         self.facts = facts
         self.model = model
         self._residents = Residents()
+        spec, library = model.weights.spec, model.weights.library
+        self.adapters: Adapters[Lora, Packed] = Adapters(
+            partial(read, spec=spec), partial(Packed, library, spec=spec), self._residents.adapters
+        )
         self._matchers = Matchers(grammars)
-        self._settlement = Settlement(facts.vocab_size)
+        self._settlement = Settlement(facts.vocab_size, self.adapters)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
         self._drawing = Drawing(model)
 
@@ -79,7 +86,7 @@ class NativeExecutor:
             checkpoint.spec,
             token_bytes=kv_bytes(checkpoint.spec, kind),
             seed=checkpoint.digest + f"native {mode} {config.executor.weights} {kind.name}".encode(),
-            serves=("prompt_logprobs", "restrictions"),
+            serves=("prompt_logprobs", "restrictions", "adapters"),
         )
         check_memory(facts, facts.block_bytes)
         if (grammars := grammars_of(config, files, facts.vocab_size)) is not None:
@@ -124,7 +131,9 @@ class NativeExecutor:
         outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
         inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound])
-        out = self.model.step(inputs, hidden=self._drafting.features, taps=self._drafting.taps)
+        adapters, loaded = self._adapters([runs[i] for i in sound], asks)
+        features, taps = self._drafting.features, self._drafting.taps
+        out = self.model.step(inputs, hidden=features, taps=taps, adapters=adapters, loaded=loaded)
         poisoned: list[int] = []
         heard: dict[int, _Heard] = {}
         best, every = out.best.tolist(), all(out.finite) and all(out.sample_finite)
@@ -167,6 +176,16 @@ class NativeExecutor:
         source = [slots_of(table, start + rows, size) for table, start, rows in tables]
         target = [slots_of(table, start + np.arange(len(rows)), size) for table, start, rows in tables]
         self.model.copy_cells(int32s(np.concatenate(source)), int32s(np.concatenate(target)))
+
+    def _adapters(self, runs: list[Run], asks: list[Ask]) -> tuple[Int32s | None, list[Packed]]:
+        """By token, which of the adapters it has; None where nobody has any."""
+        named = {run.resident.adapter.digest: run.resident.adapter for run in runs if run.resident.adapter is not None}
+        if not named:
+            return None, []
+        numbers = {digest: number for number, digest in enumerate(named)}
+        having = [-1 if (one := run.resident.adapter) is None else numbers[one.digest] for run in runs]
+        by_token = np.repeat(int32s(having), [ask.stop - ask.start for ask in asks])
+        return int32s(by_token), [self.adapters.of(adapter) for adapter in named.values()]
 
     def _say(self, heard: list[_Heard]) -> list[Outcome]:
         """All draws in one call, and all log-probabilities in another."""

@@ -7,7 +7,7 @@ bounds; logits that are drawn from come on top while a step lasts: four bytes fo
 from __future__ import annotations
 
 from octavo.executors.native.matrix import LANES
-from octavo.executors.native.program import SLOT, SLOT_INNER, Weights, widths
+from octavo.executors.native.program import SLOT, SLOT_INNER, WIDE, Weights, widths
 
 
 def weights_bytes(weights: Weights) -> int:
@@ -16,8 +16,9 @@ def weights_bytes(weights: Weights) -> int:
 
 def workspace_bytes(weights: Weights, tokens: int) -> int:
     """Rows between operations, and the widest of them as products want it: in fp32, or in int8 with four numbers for
-    each 32. Both where a model has products of both kinds. Experts have a row for each token that goes through them."""
-    spec, width = weights.spec, widths(weights.spec)
+    each 32. Both where a model has products of both kinds. Experts have a row for each token that goes through them.
+    Adapters, and what a step with some takes beside, are not counted."""
+    spec, width = weights.spec, widths(weights.spec)[:WIDE]
     slots = tokens * spec.experts.used + spec.experts.count * LANES if spec.experts else 0
     between = sum(n * (slots if i in (SLOT_INNER, SLOT) else tokens) for i, n in enumerate(width))
     widest = max(*width, *(matrix.cols for matrix in weights.matrices.values()))

@@ -49,6 +49,7 @@ class OpKind(IntEnum):
     FALL = 7
     BLEND = 8
     HEADS = 9
+    ADAPT = 10
 
 
 class Mode(IntEnum):
@@ -99,6 +100,8 @@ class COp(c.Structure):
                 "groups_used",
                 "queries",
                 "keys",
+                "site",
+                "wide",
                 "window",
             )
         ),
@@ -106,6 +109,19 @@ class COp(c.Structure):
         ("matrix", c.POINTER(CMatrix)),
         *((name, c.c_void_p) for name in ("norm", "norm_bias", "bias", "q_norm", "k_norm", "order")),
     )
+
+
+class CPart(c.Structure):
+    _fields_ = (
+        ("down", c.POINTER(CMatrix)),
+        ("up", c.POINTER(CMatrix)),
+        ("block", c.c_int32),
+        ("step", c.c_int32),
+    )
+
+
+class CAdapter(c.Structure):
+    _fields_ = (("first", c.c_void_p), ("parts", c.c_void_p))
 
 
 class CAngles(c.Structure):
@@ -158,6 +174,9 @@ class CStep(c.Structure):
                 "sample_finite",
             )
         ),
+        ("loaded_count", c.c_int32),
+        ("adapters", c.c_void_p),
+        ("loaded", c.c_void_p),
     )
 
 

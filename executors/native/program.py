@@ -4,8 +4,9 @@
 
 is Llama; what a `Spec` says beyond that changes an operation's fields or adds one. Row buffers: x, qkv, mixed heads,
 inner; what a sublayer gives where it is normed before it is added; the experts' logits, and what they compute; with
-latents the queries of low rank, the queries, the new latents and keys, and what heads mix of latents. Their
-widths are whole vectors of 16; what is beyond a row's real width is zero and stays so.
+latents the queries of low rank, the queries, the new latents and keys, and what heads mix of latents; a product that
+waits for what adapters add before it is activated. Their widths are whole vectors of 16; what is beyond a row's real
+width is zero and stays so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from octavo.executors.loading.rows import Rows
 from octavo.executors.loading.spec import Experts, Latent, Spec
 from octavo.executors.native.library import (
     Act,
+    CAdapter,
     CAngles,
     CMatrix,
     COp,
@@ -53,7 +55,9 @@ from octavo.executors.native.matrix import (
     storage,
 )
 
-X, QKV, MIXED, INNER, SIDE, ROUTER, SLOT_INNER, SLOT, LOW, QUERIES, KEYS, LATENTS = range(12)
+X, QKV, MIXED, INNER, SIDE, ROUTER, SLOT_INNER, SLOT, LOW, QUERIES, KEYS, LATENTS, WIDE = range(13)
+SITES = ("qkv", "o", "up", "down")
+"""Products of a layer that adapters may add to, in the order of their numbers."""
 
 
 def up(n: int) -> int:
@@ -82,7 +86,8 @@ def widths(spec: Spec) -> list[int]:
     experts = spec.experts
     inner = max(spec.inner, experts.shared if experts else 0)
     of_experts = (experts.count, experts.inner, spec.hidden) if experts else (0, 0, 0)
-    return [up(n) for n in (spec.hidden, qkv, mixed, inner, side, *of_experts, low, queries, keys, latents)]
+    wide = up(inner) * (2 if spec.gated else 1)
+    return [up(n) for n in (spec.hidden, qkv, mixed, inner, side, *of_experts, low, queries, keys, latents, wide)]
 
 
 def kv_bytes(spec: Spec, kind: Kind) -> int:
@@ -210,6 +215,13 @@ class Outputs(NamedTuple):
     inner: Floats | None = None
 
 
+class PackedAdapter(Protocol):
+    """A LoRA adapter as the library wants it."""
+
+    @property
+    def c(self) -> CAdapter: ...
+
+
 class StepError(RuntimeError):
     """A step that cannot be run as it was laid out: a bug of ours."""
 
@@ -258,10 +270,17 @@ class Native:
             raise StepError(f"cells {source.tolist()} to {target.tolist()} are not all in the pool")
 
     def step(
-        self, inputs: Inputs, *, layers: int | None = None, hidden: bool = False, taps: Sequence[int] = ()
+        self,
+        inputs: Inputs,
+        *,
+        layers: int | None = None,
+        hidden: bool = False,
+        taps: Sequence[int] = (),
+        adapters: Int32s | None = None,
+        loaded: Sequence[PackedAdapter] = (),
     ) -> Outputs:
         """With `layers`, the first so many stand for all; with `hidden`, hidden states are given too, and of the layers
-        that are `taps` the inputs."""
+        that are `taps` the inputs. `adapters` say, by token, which of `loaded` it has, -1 for none."""
         tokens, samples = len(inputs.ids), len(inputs.sample_rows)
         rows = int(inputs.logit_rows.max(initial=-1)) + 1
         best, sample_finite = np.zeros(samples, np.int32), np.zeros(samples, np.uint8)
@@ -274,6 +293,9 @@ class Native:
         step.logits, step.finite = logits.ctypes.data, finite.ctypes.data
         if layers is not None:
             step.skip_from, step.skip_to = self._begins[layers], self._begins[-1]
+        held = (CAdapter * len(loaded))(*(one.c for one in loaded))
+        if adapters is not None and loaded:
+            step.loaded_count, step.adapters, step.loaded = len(loaded), adapters.ctypes.data, ctypes.addressof(held)
         states = np.empty((tokens, self.weights.spec.hidden), np.float32) if hidden else None
         if states is not None:
             step.hidden = states.ctypes.data
@@ -333,20 +355,23 @@ class _Program:
             self._latent(i, spec.latent)
         else:
             self._stacked(X, QKV, f"{i}.qkv", f"{i}.attn_norm")
+            self._adapt(i, "qkv", X, QKV, f"{i}.attn_norm", cols=spec.hidden)
             attend = self._attend(i, MIXED)
             if spec.head_norms:
                 attend.q_norm, attend.k_norm = self._vector(f"{i}.q_norm"), self._vector(f"{i}.k_norm")
         if spec.parallel:
             self._rise(i)
             self._linear(MIXED, X, f"{i}.o", mode=Mode.ADD)
+            self._adapt(i, "o", MIXED, X, cols=spec.heads * spec.head_dim)
             self._linear(INNER, X, f"{i}.down", mode=Mode.ADD)
+            self._adapt(i, "down", INNER, X, cols=spec.inner)
             return
-        self._give(MIXED, f"{i}.o", f"{i}.post_attn_norm")
+        self._give(i, "o", MIXED, f"{i}.post_attn_norm", cols=spec.heads * spec.head_dim)
         if spec.experts is not None and spec.is_mixture(i):
             self._mixture(i, spec.experts)
             return
         self._rise(i)
-        self._give(INNER, f"{i}.down", f"{i}.post_mlp_norm")
+        self._give(i, "down", INNER, f"{i}.post_mlp_norm", cols=spec.inner)
 
     def _attend(self, i: int, target: int) -> COp:
         spec, attend = self._spec, self._op(OpKind.ATTEND, QKV, target)
@@ -382,7 +407,10 @@ class _Program:
 
     def _rise(self, i: int) -> None:
         name, mode = (f"{i}.gate_up", Mode.GATED) if self._spec.gated else (f"{i}.up", Mode.ACT)
-        self._linear(X, INNER, name, f"{i}.mlp_norm", mode=mode)
+        rise = self._linear(X, INNER, name, f"{i}.mlp_norm", mode=mode)
+        if adapt := self._adapt(i, "up", X, INNER, f"{i}.mlp_norm", cols=self._spec.hidden):
+            adapt.mode, adapt.wide = mode, WIDE
+            rise.wide = WIDE
 
     def _mixture(self, i: int, experts: Experts) -> None:
         self._linear(X, ROUTER, f"{i}.router", f"{i}.mlp_norm")
@@ -400,14 +428,26 @@ class _Program:
         if experts.shared:
             self._linear(INNER, X, f"{i}.shared.down", mode=Mode.ADD)
 
-    def _give(self, source: int, name: str, norm: str) -> None:
+    def _give(self, i: int, site: str, source: int, norm: str, *, cols: int) -> None:
         """A sublayer's last product, added to x."""
         if not self._spec.post_norms:
-            self._linear(source, X, name, mode=Mode.ADD)
+            self._linear(source, X, f"{i}.{site}", mode=Mode.ADD)
+            self._adapt(i, site, source, X, cols=cols)
             return
-        self._linear(source, SIDE, name)
+        self._linear(source, SIDE, f"{i}.{site}")
+        self._adapt(i, site, source, SIDE, cols=cols)
         added = self._op(OpKind.ADD_NORMED, SIDE, X)
         added.width, added.norm = self._spec.hidden, self._vector(norm)
+
+    def _adapt(self, i: int, site: str, source: int, target: int, norm: str = "", *, cols: int) -> COp | None:
+        """What adapters add to the product before, of `cols` columns. Models with latents have none."""
+        if self._spec.latent:
+            return None
+        op = self._op(OpKind.ADAPT, source, target)
+        op.site, op.width = len(SITES) * i + SITES.index(site), cols
+        if norm:
+            op.norm, op.norm_bias = self._vector(norm), self._vector(f"{norm}.bias")
+        return op
 
     def _stacked(self, source: int, target: int, name: str, norm: str) -> None:
         """A product whose parts may be packed apart."""

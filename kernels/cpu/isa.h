@@ -97,6 +97,7 @@ struct Isa {
     int64_t (*byte_products)(int rounds);  // operations done: see `oct_byte_rate`
     int32_t (*sample)(const OctDraw&, int32_t vocabulary);
     void (*likely)(OctLikely&, int32_t vocabulary);
+    void (*activate)(int act, bool gated, const float* x, int n, float* out);
 };
 
 extern const Isa isa_plain;

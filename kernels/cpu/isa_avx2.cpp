@@ -1,9 +1,10 @@
 #include "vec_avx2.h"
+#include "gate.h"
 #include "latent.h"
 #include "product.h"
 #include "sample.h"
 
 const octavo::Isa octavo::isa_avx2 {
     norm, add_rows, spread, quantise, embed, product, attend, merge, finish, rotate, remember, finite,
-    attend_latent, remember_latent, byte_products, sample, likely,
+    attend_latent, remember_latent, byte_products, sample, likely, activate,
 };

@@ -62,6 +62,9 @@ enum OctOpKind : int32_t {
     // Each of `heads` matrices in a row, all of one shape, on its own part of a row: head h reads columns from h · width
     // on and writes its results from h · (whole vectors of its rows) on.
     OCT_HEADS = 9,
+    // After a LINEAR of which it has in, norm, out, mode and wide: what adapters add to it. Where the product is to be
+    // activated (wide > 0) and the step has adapters, LINEAR has left it in `wide` as it was, and this activates it.
+    OCT_ADAPT = 10,
 };
 // ACT: the activation of the product. GATED: blocks of gate and up rows alternate; act(gate) · up.
 enum OctMode : int32_t { OCT_STORE = 0, OCT_ADD = 1, OCT_GATED = 2, OCT_ACT = 3 };
@@ -75,10 +78,12 @@ struct OctOp {
     int32_t layer;    // of the KV pool
     int32_t heads;
     int32_t angles;  // which table rotates; -1: none
-    int32_t width;   // ADD_NORMED: of a row; HEADS, and ATTEND over latents: of a head
+    int32_t width;   // ADD_NORMED: of a row; HEADS, and ATTEND over latents: of a head; ADAPT: columns of `in`
     int32_t experts, used;
     int32_t groups, groups_used;  // ROUTE: experts in groups, of which the best ones' are looked at; 0: all are
     int32_t queries, keys;        // ATTEND over latents: buffers
+    int32_t site;    // ADAPT: its number
+    int32_t wide;    // LINEAR, ADAPT: the buffer for a product that waits for its activation; 0: it has none
     int32_t window;  // a token sees so many positions, its own included; 0: all
     float eps, scale;
     float cap;  // of scores or logits x: cap · tanh(x / cap); 0: none
@@ -105,6 +110,18 @@ struct OctShape {
     int32_t latent;  // above 0: one cell of head_dim for all heads, its first `latent` dimensions are keys and values
 };
 
+// What a LoRA adapter adds to a product: up · (down · x), block b of it to block (block + step · b) of the row.
+struct OctPart {
+    const OctMatrix *down, *up;
+    int32_t block, step;
+};
+
+// Site s has parts [first[s], first[s + 1]).
+struct OctAdapter {
+    const int32_t* first;
+    const OctPart* parts;
+};
+
 struct OctStep {
     int32_t tokens, samples, copies, tables_count;  // one table a sequence
     int32_t skip_from, skip_to;                     // operations [from, to) of the program are left out
@@ -123,6 +140,9 @@ struct OctStep {
     float* tapped;                               // [taps][tokens][columns of its matrix], before any norm
     int32_t* best;                               // by sample: the lowest id of those with the greatest logit
     uint8_t *finite, *sample_finite;             // by token, by sample
+    int32_t loaded_count;
+    const int32_t* adapters;                     // by token: which of `loaded`, -1 none; null if none is loaded
+    const OctAdapter* loaded;
 };
 
 // A token to be drawn from a row of finite logits: a request's options and its place in its sequence, see

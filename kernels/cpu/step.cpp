@@ -9,6 +9,7 @@
 #include <new>
 #include <vector>
 
+#include "adapt.h"
 #include "isa.h"
 #include "model.h"
 #include "team.h"
@@ -109,6 +110,7 @@ struct Scratch {
     Prepared rows;
     uint64_t holds = 0;  // the step and phase whose rows these are
     Region row, moved, scores, queries, head, key, tile, parts;
+    AdaptScratch adapt;
 };
 
 struct Tile {  // queries [first, first + count) of one sequence
@@ -226,6 +228,7 @@ private:
     void prepare_chunk(const OctOp& op, const int* from, int count, int chunk, int total, int thread) const;
     void prepare_seats(const OctOp& op, int chunk, int total, int thread) const;
     void prepare_head(const OctOp& op, int panel) const;
+    void adapt_panel(const OctOp& op, const Panel& panel, int thread);
     void linear(const OctOp& op, uint32_t phase, int chunk, int total, int thread);
     void add_normed(const OctOp& op, int token, int thread) const;
     void turn(const OctOp& op, const float* x, const float* norm, int position, float scale, float* out, int thread) const;
@@ -252,6 +255,7 @@ private:
     Region checks;  // by thread and sample: a NaN where a logit is not finite
     std::vector<Scratch> scratch;
     std::vector<uint32_t> chunks;
+    Panels adapted;
     std::vector<Tile> tiles;
     std::vector<Unit> units;
     bool alone = false;  // no two tokens of this step are of one sequence
@@ -270,7 +274,7 @@ private:
 
 Team& octavo::team_of(OctModel& model) { return model.team; }
 
-enum Error { OK, BAD_COUNT, BAD_ID, BAD_POSITION, BAD_SEQUENCE, BAD_TABLE, BAD_SAMPLE, BAD_COPY, BAD_TAP };
+enum Error { OK, BAD_COUNT, BAD_ID, BAD_POSITION, BAD_SEQUENCE, BAD_TABLE, BAD_SAMPLE, BAD_COPY, BAD_TAP, BAD_ADAPTER };
 
 int OctModel::check(const OctStep& s) const {
     if (s.tokens < 0 || s.samples < 0 || s.copies < 0 || s.samples > s.tokens) return BAD_COUNT;
@@ -308,6 +312,8 @@ int OctModel::check(const OctStep& s) const {
         if (s.copy_source[i] < 0 || s.copy_source[i] >= shape.blocks || s.copy_target[i] < 0 ||
             s.copy_target[i] >= shape.blocks)
             return BAD_COPY;
+    for (int i = 0; s.loaded_count && i < s.tokens; i++)
+        if (s.adapters[i] < -1 || s.adapters[i] >= s.loaded_count) return BAD_ADAPTER;
     return OK;
 }
 
@@ -430,6 +436,7 @@ void OctModel::plan_attention() {
 
 void OctModel::plan() {
     plan_attention();
+    adapted.plan(*now);
     const uint32_t some = shape.threads > 1 ? uint32_t(8 * shape.threads) : 1;
     const uint32_t tokens = uint32_t(now->tokens), by_token = tokens < some ? tokens : some;
     for (size_t i = 0; i < ops.size(); i++) {
@@ -449,6 +456,10 @@ void OctModel::plan() {
             case OCT_HEADS:
                 first = by_token;
                 second = uint32_t(ops[i].heads) * (ops[i].heads < 2 * shape.threads ? product_chunks(ops[i]) : 1);
+                break;
+            case OCT_ADAPT:
+                first = uint32_t(adapted.panels.size());
+                second = first && ops[i].wide ? by_token : 0;
                 break;
             case OCT_ROUTE: first = by_token, second = 1; break;
             case OCT_BLEND: second = by_token; break;
@@ -557,6 +568,12 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
             range(op.heads * up(now->tokens) / LANES, from, to);
             for (int panel = from; panel < to; panel++) prepare_head(op, panel);
             break;
+        case OCT_ADAPT:
+            if (!second) return adapt_panel(op, adapted.panels[part], thread);
+            range(now->tokens, from, to);
+            for (int i = from; i < to; i++)
+                isa.activate(op.act, op.mode == OCT_GATED, row(op.wide, i), widths[size_t(op.out)], row(op.out, i));
+            break;
         case OCT_ROUTE:
             if (second) return seat();
             range(now->tokens, from, to);
@@ -658,11 +675,30 @@ void OctModel::linear(const OctOp& op, uint32_t phase, int chunk, int total, int
                 : op.mode == OCT_ACT ? Sink::ACT
                                      : Sink::STORE;
     sink.act = op.act;
-    sink.out = row(op.out, 0) + op.column;
-    sink.stride = size_t(widths[size_t(op.out)]);
+    const bool waits = op.wide && !adapted.panels.empty();
+    if (waits) sink.mode = Sink::STORE;
+    sink.out = row(waits ? op.wide : op.out, 0) + op.column;
+    sink.stride = size_t(widths[size_t(waits ? op.wide : op.out)]);
     sink.bias = op.bias;
     isa.product(*op.matrix, block_of(*op.matrix, chunk, total), block_of(*op.matrix, chunk + 1, total), view(*from), now->tokens,
                 shape.exact, sink);
+}
+
+void OctModel::adapt_panel(const OctOp& op, const Panel& panel, int thread) {
+    const OctAdapter& adapter = now->loaded[panel.adapter];
+    const int32_t *first = adapter.first + op.site, *tokens = adapted.tokens.data() + panel.first;
+    if (first[0] == first[1]) return;
+    Scratch& own = scratch[size_t(thread)];
+    const int cols = op.width;
+    float *rows = room(own.adapt.rows, size_t(LANES) * size_t(cols)), *normed = own.row.as<float>();
+    for (int i = 0; i < panel.count; i++) {
+        const float* x = row(op.in, tokens[i]);
+        if (op.norm) isa.norm(op.norm_kind, x, op.norm, op.norm_bias, up(cols), cols, op.eps, normed);
+        put(op.norm ? normed : x, cols, rows + i);
+    }
+    const auto out_of = [&](int i) { return row(op.wide ? op.wide : op.out, tokens[i]); };
+    for (const OctPart* part = adapter.parts + first[0]; part < adapter.parts + first[1]; part++)
+        adapt(isa, *part, rows, panel.count, own.adapt, out_of);
 }
 
 void OctModel::add_normed(const OctOp& op, int token, int thread) const {
@@ -942,6 +978,7 @@ OCT_API const char* oct_error(int32_t code) {
         case BAD_SAMPLE: return "a sample of a token that is not in the step";
         case BAD_COPY: return "a copy from or to a block outside of the pool";
         case BAD_TAP: return "a tap on what is no linear operation, or taps out of order";
+        case BAD_ADAPTER: return "a token with an adapter that is not there";
         default: return "an unknown error";
     }
 }

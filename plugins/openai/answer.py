@@ -27,7 +27,7 @@ from octavo.plugins.openai.search import Searcher
 from octavo.plugins.openai.tenants.account import Account, Limited
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 
     from anyio.abc import TaskGroup
     from anyio.streams.memory import MemoryObjectSendStream
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from octavo.core.client.client import Health
     from octavo.core.control import CacheState
-    from octavo.core.messages import Facts, Params, Prompt
+    from octavo.core.messages import Adapter, Facts, Params, Prompt
     from octavo.plugins.openai.asked import Asked
     from octavo.plugins.openai.responses import Reply
 
@@ -51,6 +51,11 @@ class Engine(Protocol):
 
     @property
     def facts(self) -> Facts | None: ...
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]: ...
+
+    async def set_adapter(self, name: str, path: str = "", *, replace: bool = False) -> None: ...
 
     def health(self) -> Health: ...
 

@@ -48,6 +48,8 @@ NEEDS = {
     "/metrics": _READ,
     "/dashboard/data": _READ,
     "/reset_prefix_cache": _ADMIN,
+    "/v1/load_lora_adapter": _ADMIN,
+    "/v1/unload_lora_adapter": _ADMIN,
 }
 """By route: a key with any of these scopes may use it."""
 

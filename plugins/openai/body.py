@@ -20,12 +20,23 @@ from octavo.plugins.openai.types import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    LoadAdapterBody,
     ResponsesBody,
     StreamOptions,
     TokenizeBody,
+    UnloadAdapterBody,
 )
 
-Body = TypeVar("Body", ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody)
+Body = TypeVar(
+    "Body",
+    ChatBody,
+    CompletionBody,
+    ResponsesBody,
+    TokenizeBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    UnloadAdapterBody,
+)
 
 NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),

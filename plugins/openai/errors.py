@@ -49,12 +49,13 @@ def invalid(param: str | None, message: str, code: str | None = "invalid_value")
 
 
 _REFUSED_STATUS = {
+    "model_not_found": HTTPStatus.NOT_FOUND,
     "overloaded": HTTPStatus.TOO_MANY_REQUESTS,
     "draining": HTTPStatus.SERVICE_UNAVAILABLE,
     "unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "internal": HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-"""Refusals that are not the request's own fault."""
+"""Refusals that are not a 400."""
 
 
 def from_client(error: ClientError, param: str | None = None) -> ApiError:

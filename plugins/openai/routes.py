@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from octavo.core.client.stream import ClientError
 from octavo.plugins.openai import spec
 from octavo.plugins.openai.answer import Answer, Caller, Engine, Load
+from octavo.plugins.openai.body import convert, parse
 from octavo.plugins.openai.chat import decode_chat, decode_responses
 from octavo.plugins.openai.completion import decode_completion
 from octavo.plugins.openai.errors import ApiError, from_client
 from octavo.plugins.openai.responses import About, ChatReply, CompletionReply
 from octavo.plugins.openai.responses_api import ResponsesReply
 from octavo.plugins.openai.tokens import decode_detokenize, decode_tokenize
+from octavo.plugins.openai.types import LoadAdapterBody, UnloadAdapterBody
 
 if TYPE_CHECKING:
     from octavo.core.config.schema import Config
@@ -64,6 +66,8 @@ class Api:
             Route("/v1/responses", self.responses, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{id:path}", self.model, methods=["GET"]),
+            Route("/v1/load_lora_adapter", self.load_adapter, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", self.unload_adapter, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info, methods=["GET"]),
@@ -101,18 +105,37 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         facts = self._facts()
-        return _json({"object": "list", "data": [self._card(facts)]})
+        cards = [self._card(facts), *(self._card(facts, name) for name in self._engine.adapters)]
+        return _json({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         facts = self._facts()
-        self._check_model(request.path_params["id"], facts)
-        return _json(self._card(facts))
+        return _json(self._card(facts, self._adapter(request.path_params["id"], facts)))
+
+    async def load_adapter(self, request: Request) -> Response:
+        self._check_adapter_routes()
+        asked, ignored = convert(parse(await self._body(request)), LoadAdapterBody)
+        await self._set_adapter(asked.lora_name, asked.lora_path, replace=asked.load_inplace)
+        return _done(f"Success: LoRA adapter '{asked.lora_name}' added successfully.", ignored)
+
+    async def unload_adapter(self, request: Request) -> Response:
+        self._check_adapter_routes()
+        asked, ignored = convert(parse(await self._body(request)), UnloadAdapterBody)
+        await self._set_adapter(asked.lora_name)
+        return _done(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.", ignored)
+
+    async def _set_adapter(self, name: str, path: str = "", *, replace: bool = False) -> None:
+        self._facts()
+        try:
+            await self._engine.set_adapter(name, path, replace=replace)
+        except ClientError as error:
+            raise from_client(error, "lora_path" if path else "lora_name") from error
 
     async def tokenize(self, request: Request) -> Response:
         """Also says how long a sequence may be."""
         asked = decode_tokenize(await self._body(request))
         facts = self._facts()
-        self._check_model(asked.model, facts)
+        self._adapter(asked.model, facts)
         try:
             ids = await self._engine.tokenize(asked.prompt, add_special_tokens=asked.add_special_tokens)
         except ClientError as error:
@@ -122,7 +145,7 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         asked = decode_detokenize(await self._body(request))
-        self._check_model(asked.model, self._facts())
+        self._adapter(asked.model, self._facts())
         try:
             text = await self._engine.detokenize(asked.ids)
         except ClientError as error:
@@ -198,12 +221,14 @@ class Api:
         self, request: Request, asked: Asked, kind: type[ChatReply | CompletionReply | ResponsesReply]
     ) -> Response:
         facts = self._facts()
-        self._check_model(asked.model, facts)
+        adapter = self._adapter(asked.model, facts)
+        pinned = self._engine.adapters[adapter] if adapter else ""  # of all prompts and beams of this call
+        asked = asked._replace(params=msgspec.structs.replace(asked.params, adapter=pinned))
         request_id: str = request.state.request_id
         about = About(
             id=kind.prefix + request_id,
             created=int(time.time()),
-            model=facts.model_id,
+            model=adapter or facts.model_id,
             fingerprint=f"fp_{metadata.version('octavo')}_{facts.cache_seed.hex()[:10]}",
         )
         reply = kind(about, asked, self._manners)
@@ -245,18 +270,28 @@ class Api:
             raise _unavailable(self._engine.health().reason or "the model is being loaded")
         return facts
 
-    def _check_model(self, model: str | None, facts: Facts) -> None:
-        """Absent means the one that is served."""
-        if model is not None and model != facts.model_id:
-            message = f"the model {model[:200]!r} is not served here: {facts.model_id!r} is"
-            raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
+    def _adapter(self, model: str | None, facts: Facts) -> str:
+        """The adapter that this name stands for; "" is the model itself, which is also meant where there is no name."""
+        if model is None or model == facts.model_id:
+            return ""
+        if model in self._engine.adapters:
+            return model
+        known = ", ".join(map(repr, (facts.model_id, *self._engine.adapters)))
+        message = f"the model {model[:200]!r} is not served here; what is: {known}"
+        raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 
-    def _card(self, facts: Facts) -> dict[str, Any]:
+    def _check_adapter_routes(self) -> None:
+        if not self._config.server.adapter_routes:
+            message = "adapters are not loaded over HTTP here: the server's server.adapter_routes is false"
+            raise ApiError(HTTPStatus.NOT_FOUND, message, code="adapter_routes_off")
+
+    def _card(self, facts: Facts, adapter: str = "") -> dict[str, Any]:
         return {
-            "id": facts.model_id,
+            "id": adapter or facts.model_id,
             "object": "model",
             "created": self._created,
             "owned_by": "octavo",
+            "parent": facts.model_id if adapter else None,
             "max_model_len": facts.context,
         }
 
@@ -272,6 +307,10 @@ def _ignored(paths: list[str]) -> dict[str, str]:
     shown = [ascii(path)[1:-1][:64] for path in paths[:IGNORED_SHOWN]]
     more = [f"and {len(paths) - IGNORED_SHOWN} more"] if len(paths) > IGNORED_SHOWN else []
     return {IGNORED_HEADER: ", ".join(shown + more)}
+
+
+def _done(message: str, ignored: list[str]) -> Response:
+    return PlainTextResponse(message, headers=_ignored(ignored))
 
 
 def _json(body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:

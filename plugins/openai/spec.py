@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from octavo.plugins.openai.auth import PUBLIC
-from octavo.plugins.openai.types import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from octavo.plugins.openai.types import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    ResponsesBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
 
 _REFERENCE = "#/components/schemas/{name}"
 _ERROR: dict[str, Any] = {
@@ -37,14 +45,18 @@ class Operation(NamedTuple):
     streams: bool = False
     empty: bool = False
     """It answers with its status alone."""
+    plain: bool = False
+    """It answers with a line of text."""
 
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/chat/completions"): Operation("Answer a conversation", ChatBody, streams=True),
     ("post", "/v1/completions"): Operation("Continue prompts", CompletionBody, streams=True),
     ("post", "/v1/responses"): Operation("Answer a conversation, as items", ResponsesBody, streams=True),
-    ("get", "/v1/models"): Operation("The model that is served"),
-    ("get", "/v1/models/{id}"): Operation("One model"),
+    ("get", "/v1/models"): Operation("The model that is served, and its adapters"),
+    ("get", "/v1/models/{id}"): Operation("One model, or one adapter"),
+    ("post", "/v1/load_lora_adapter"): Operation("Load an adapter under a name", LoadAdapterBody, plain=True),
+    ("post", "/v1/unload_lora_adapter"): Operation("Take an adapter's name away", UnloadAdapterBody, plain=True),
     ("post", "/v1/embeddings"): Operation("Refused: only text is generated"),
     ("post", "/tokenize"): Operation("Token ids of a prompt or a conversation", TokenizeBody),
     ("post", "/detokenize"): Operation("Text of token ids", DetokenizeBody),
@@ -94,7 +106,7 @@ def document(version: str) -> dict[str, Any]:
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": {}}}
+    content: dict[str, Any] = {"text/plain" if operation.plain else "application/json": {"schema": {}}}
     if operation.streams:
         content["text/event-stream"] = {}
     told: dict[str, Any] = {"description": "The answer"} | ({} if operation.empty else {"content": content})

@@ -161,6 +161,17 @@ class TokenizeBody(Struct, kw_only=True):
     add_special_tokens: bool = True
 
 
+class LoadAdapterBody(Struct, kw_only=True):
+    lora_name: Annotated[str, Meta(min_length=1, max_length=200)]
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    load_inplace: bool = False
+    """Let a name that is taken stand for this one from now on."""
+
+
+class UnloadAdapterBody(Struct, kw_only=True):
+    lora_name: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
 class DetokenizeBody(Struct, kw_only=True):
     tokens: list[TokenId]
     model: str | None = None

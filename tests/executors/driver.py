@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
+
 from octavo.core.messages import (
     EMPTY,
+    Adapter,
     Fork,
     Kind,
     Open,
@@ -72,6 +75,7 @@ class Driver:
         sampling: Sampling = GREEDY,
         choice: int = 0,
         warm: Sequence | None = None,
+        adapter: Adapter | None = None,
     ) -> Sequence:
         """A residency from the next step on. `warm` lends its full blocks as far as its tokens are the same."""
         sequence = self._sequence(ids, len(ids) if prompt_len is None else prompt_len, sampling)
@@ -81,9 +85,10 @@ class Driver:
             )
             blocks = min(same, warm.kv_len, len(ids) - 1) // self.size
             sequence.table, sequence.kv_len = warm.table[:blocks], blocks * self.size
-        self._opens.append(
-            Open(sequence.slot, sequence.open_id, col(ids), sequence.prompt_len, sequence.kv_len, choice, sampling, b"")
+        opening = Open(
+            sequence.slot, sequence.open_id, col(ids), sequence.prompt_len, sequence.kv_len, choice, sampling, b""
         )
+        self._opens.append(msgspec.structs.replace(opening, adapter=adapter))
         return sequence
 
     def fork(

@@ -21,6 +21,7 @@ class Mutant(NamedTuple):
 POOL, KV, HOST = "core/kv/pool.py", "core/kv/core.py", "core/kv/host.py"
 LEDGER, PLANNER, STEPS = "core/scheduler/credit.py", "core/scheduler/planner.py", "core/scheduler/steps.py"
 BOOK, INTAKE = "core/scheduler/book.py", "core/scheduler/intake.py"
+ADMISSION, RESIDENTS, TOKENIZER = "core/scheduler/admission.py", "executors/residents.py", "core/tokenizer/core.py"
 
 MUTANTS = [
     Mutant("an open skips its references", KV, "            self.pool.acquire(block)\n        keys =", "            pass\n        keys ="),
@@ -67,5 +68,8 @@ MUTANTS = [
     Mutant("a forked child waits for a parent that ended", BOOK, "                    self.ask_match(other)", "                    pass"),
     Mutant("a preempted sequence is not matched again", STEPS, "            for sequence in planner.room.sent_back:\n                book.ask_match(sequence)", "            pass"),
     Mutant("a finished sequence keeps its slot", BOOK, "            self._room.release(sequence.slot)\n            sequence.slot = -1", "            sequence.slot = -1"),
+    Mutant("a fork forgets its parent's adapter", RESIDENTS, "namespace, adapter = parent.namespace, parent.adapter", "namespace, adapter = parent.namespace, None"),
+    Mutant("adapters share the prefix tree", TOKENIZER, 'digest = b"" if adapter is None else adapter.digest', 'digest = b""'),
+    Mutant("an open forgets its adapter", ADMISSION, "                request.asked.adapter,\n", ""),
     Mutant("commits come a token late and go astray", STEPS, "sequence.tokens[committed:])", "sequence.tokens[committed + 1 :])"),
 ]  # fmt: skip

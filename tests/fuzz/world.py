@@ -22,6 +22,7 @@ from msgspec.structs import replace as replace_fields
 from octavo.core.config.schema import PolicyConfig
 from octavo.core.kv.core import KvCore, Residency
 from octavo.core.messages import (
+    Adapter,
     Body,
     Cancel,
     Deltas,
@@ -51,13 +52,16 @@ from octavo.core.plugins import installed
 from octavo.core.policy import Policies, PolicyHost, load_policies
 from octavo.core.policy.load import METHODS
 from octavo.core.scheduler.core import SchedulerCore
+from octavo.core.tokenizer.core import cache_namespace
 from octavo.core.trace.catalogue import KvFlushed, KvLeak, KvOverdraft, PolicyRejected
-from octavo.executors.ghost import GhostExecutor, next_token, prefix_hashes, prompt_logprob
+from octavo.executors.ghost import GhostExecutor, next_token, prefix_hashes, prompt_logprob, start_of
 from octavo.policies.contract import NEVER, Floats, Ints, Leaves, Running, Selection, Step, Waiting
 
 S, K, E, T = Role.SCHEDULER, Role.KV, Role.EXECUTOR, Role.TOKENIZER
 LINKS = [(T, S), (S, K), (K, E), (E, S), (K, S), (S, T)]
 EOS_ONE_IN = 24
+ADAPTERS = (None, None, Adapter("a", "", b"a" * 16), Adapter("alias of a", "", b"a" * 16), Adapter("b", "", b"b" * 16))
+"""What a request is computed with: what one leaves in the prefix tree may serve those of equal content, no others."""
 POLICIES = {group: installed(f"octavo.{group}") for group in METHODS if group != "speculation"}
 
 
@@ -115,6 +119,7 @@ class Asked:
     stop_ids: list[int]
     stop_at: int | None
     """Output index at which the stand-in for a stop string ends choice 0."""
+    adapter: Adapter | None = None
     deadline_ns: int | None = None
     cancelled: bool = False
     prompt_known: int = -1
@@ -129,7 +134,7 @@ class Asked:
         return self.cancelled or bool(self.refused) or all(self.ended)
 
     def expected(self, choice: int) -> tuple[list[int], str]:
-        hashes = prefix_hashes(self.ids)
+        hashes = prefix_hashes(self.ids, start_of(self.adapter))
         prefix, out = hashes[-1], list[int]()
         while True:
             token = next_token(prefix, self.sampling, choice, EOS_ONE_IN)
@@ -366,6 +371,7 @@ class World:
         request_id = f"r{self.submitted}"
         self.submitted += 1
         asked = Asked(request_id, ids, n, sampling, max_tokens, [257], stop_at)
+        asked.adapter = random.Random(setup.seed * 1000 + self.submitted).choice(ADAPTERS)
         asked.deadline_ns = self.now + r.choice([1, 10_000]) if r.random() < 0.2 else None
         asked.journals = [[] for _ in range(n)]
         asked.ended = [""] * n
@@ -388,7 +394,8 @@ class World:
             tenant="",
             priority=self.rng.choice([0, 0, 1]),
             deadline_ns=asked.deadline_ns,
-            namespace=b"n",
+            namespace=cache_namespace("", b"n", asked.adapter),
+            adapter=asked.adapter,
             received_ns=self.now,
             trace_id="",
             delivered=[list(j) for j in asked.journals],
@@ -442,7 +449,7 @@ class World:
 
     def check_prompt(self, asked: Asked, prompt: PromptLogprobs) -> None:
         """Every token of the prompt but the first, each once, whatever was cached, cut, preempted or lost."""
-        hashes = prefix_hashes(asked.ids)
+        hashes = prefix_hashes(asked.ids, start_of(asked.adapter))
         expected = [prompt_logprob(h, token) for h, token in zip(hashes, asked.ids[1:], strict=False)]
         assert prompt.entries == expected, f"{asked.request_id}: wrong log-probabilities of its prompt"
         self.seen["prompt with log-probabilities"] += 1

@@ -15,8 +15,8 @@ import pytest
 from octavo.core.client.client import Health
 from octavo.core.client.stream import ClientError, RequestRefused, ServiceUnavailable, Stream
 from octavo.core.config.schema import Config, ServerConfig
-from octavo.core.control import CacheState
-from octavo.core.messages import Chat, Facts, Ids, Params, Prompt, Row, Text, TextLogprob, Usage
+from octavo.core.control import TAKEN, UNKNOWN, CacheState
+from octavo.core.messages import Adapter, Chat, Facts, Ids, Params, Prompt, Row, Text, TextLogprob, Usage
 from octavo.plugins.openai.app import Server, bind, build_app, make_server
 
 CONTEXT = 200
@@ -37,6 +37,7 @@ class FakeEngine:
         self.received: list[int | None] = []
         self.tenants: list[str] = []
         self.deadlines: list[int | None] = []
+        self.adapters: dict[str, Adapter] = {}
         self.facts: Facts | None = Facts(
             model_id="m",
             context=CONTEXT,
@@ -46,6 +47,16 @@ class FakeEngine:
             block_bytes=1,
             cache_seed=b"s",
         )
+
+    async def set_adapter(self, name: str, path: str = "", *, replace: bool = False) -> None:
+        if path and name in self.adapters and not replace:
+            raise RequestRefused("", f"the adapter {name!r} is loaded already", TAKEN)
+        if not path and name not in self.adapters:
+            raise RequestRefused("", f"there is no adapter {name!r}", UNKNOWN)
+        if path:
+            self.adapters[name] = Adapter(name, path, path.encode())
+        else:
+            del self.adapters[name]
 
     def health(self) -> Health:
         return Health(self.unavailable is None, self.unavailable or "")

@@ -11,6 +11,7 @@ from octavo.core.control import (
     DEGRADED,
     DRAINING,
     READY,
+    Adapters,
     AskCache,
     Bye,
     CacheState,
@@ -274,7 +275,7 @@ def gone(actions: list[Action]) -> list[tuple[bytes, str]]:
 
 def test_a_client_hears_the_topology_and_go_at_once_and_every_later_one(service: Service) -> None:
     first = attach(service)
-    assert [type(a.message) for a in first if isinstance(a, Tell)] == [Topology, Go]
+    assert [type(a.message) for a in first if isinstance(a, Tell)] == [Adapters, Topology, Go]
     assert CLIENT in [a.identity for a in service.die(Role.KV) if isinstance(a, Tell)]
 
 

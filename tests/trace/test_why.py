@@ -168,7 +168,7 @@ def test_another_tenants_prefix_is_the_reason_of_a_miss(busy: Daemon, capsys: py
 
     mixed(busy, act)
     text = shown(busy, capsys, "show", "ours")
-    assert "0 of 40 tokens were in the prefix tree: another tenant has at least its first 4 tokens" in text
+    assert "0 of 40 tokens were in the prefix tree: another tenant or adapter has at least its first 4 tokens" in text
     assert "tenant b" in text
 
 

@@ -1,0 +1,103 @@
+"""The LoRA adapters that an executor holds, by content: read once, kept as long as one has a name or is in use.
+
+A request says what it is to be computed with by digest. So it is never computed with anything else: an adapter that is
+not held is read again where it was, and what lies there now counts only if it is the same. Knows no arithmetic: what
+an adapter is prepared to is the executor's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from octavo.core.messages import Adapter
+from octavo.core.models.errors import ModelError
+
+
+class Readable(Protocol):
+    """An adapter as read; `digest` is of what it does: 16 bytes."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+
+class Content(NamedTuple):
+    """One of which only the digest is known."""
+
+    digest: bytes
+
+
+C = TypeVar("C", bound=Readable)
+P = TypeVar("P")
+
+
+class AdapterError(ModelError):
+    """An adapter that cannot be had any more."""
+
+
+class Holds(Protocol):
+    """What the executor's process needs of them."""
+
+    def load(self, name: str, path: str) -> Adapter:
+        """Raises `ModelError` with what is wrong with it."""
+        ...
+
+    def listed(self, adapters: Sequence[Adapter]) -> list[tuple[Adapter, str]]:
+        """These have a name now: the ones that cannot be had, and why."""
+        ...
+
+
+class Finds(Protocol):
+    def missing(self, adapter: Adapter) -> str | None:
+        """Why it cannot be had; None if it is held, if need be read again."""
+        ...
+
+
+class Adapters(Generic[C, P]):
+    """`read` reads a path, and `prepare` makes of it what the executor computes with; both raise `ModelError`.
+    `in_use` tells the digests that residents have."""
+
+    def __init__(
+        self, read: Callable[[Path], C], prepare: Callable[[C], P], in_use: Callable[[], set[bytes]] = set
+    ) -> None:
+        self._read = read
+        self._prepare = prepare
+        self._in_use = in_use
+        self._held: dict[bytes, P] = {}
+
+    def load(self, name: str, path: str) -> Adapter:
+        where = Path(path).expanduser().absolute()
+        try:
+            content = self._read(where)
+            if content.digest not in self._held:
+                self._held[content.digest] = self._prepare(content)
+        except OSError as error:
+            raise ModelError(f"{error.filename or where} cannot be read: {error.strerror}") from error
+        return Adapter(name, str(where), content.digest)
+
+    def listed(self, adapters: Sequence[Adapter]) -> list[tuple[Adapter, str]]:
+        wanted = {adapter.digest for adapter in adapters} | self._in_use()
+        for digest in self._held.keys() - wanted:
+            del self._held[digest]
+        return [(adapter, why) for adapter in adapters if (why := self.missing(adapter)) is not None]
+
+    def missing(self, adapter: Adapter) -> str | None:
+        if adapter.digest in self._held:
+            return None
+        try:
+            found = self.load(adapter.name, adapter.path)
+        except ModelError as error:
+            return f"the adapter {adapter.name!r} is not held any more: {error}"
+        if found.digest != adapter.digest:
+            return (
+                f"the adapter {adapter.name!r} is not held any more, and {adapter.path} has other content now "
+                f"({found.digest.hex()[:8]}, not {adapter.digest.hex()[:8]})"
+            )
+        return None
+
+    def of(self, adapter: Adapter) -> P:
+        """Raises `AdapterError`."""
+        if (why := self.missing(adapter)) is not None:
+            raise AdapterError(why)
+        return self._held[adapter.digest]
