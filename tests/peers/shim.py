@@ -70,11 +70,12 @@ class OpenVino:
 class Transformers:
     def __init__(self, folder):
         import torch
-        from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
         how = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=512)
-        self._manager = model.init_continuous_batching(generation_config=how)
+        room = ContinuousBatchingConfig(num_blocks=96, max_batch_tokens=512)  # attention runs over all of its cache
+        self._manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=room)
         self._manager.start()
         self._live = {}
         threading.Thread(target=self._run, daemon=True).start()

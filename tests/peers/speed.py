@@ -33,25 +33,37 @@ from tests.peers.workloads import MORE_IS_BETTER, WORKLOADS, ids
 RESULT = Path(__file__).resolve().parents[1] / "results" / "peers_speed.md"
 OURS = NAMES[0]
 
-Turn = dict[str, Any]
-"""`server`, `beside` (the peer that it is compared with), `round`, `load`, and `figures` by workload; or `error`."""
+TURN_S = 150.0
+"""A turn begins no further workload after this time; the next turn goes on there."""
+
+Record = dict[str, Any]
+"""One workload of one turn: `server`, `beside` (the peer that it is compared with), `round`, `workload`, `load` of the
+machine before, and `figures`, or `error`."""
 
 
-def turn(name: str, beside: str, number: int, places: Places, workloads: list[str]) -> Turn:
-    """Start the server, warm it up, run the workloads."""
-    found: Turn = {"server": name, "beside": beside, "round": number, "load": os.getloadavg()[0], "figures": {}}
+def turn(name: str, beside: str, number: int, places: Places, workloads: list[str]) -> Iterator[Record]:
+    """Start the server, warm it up, run workloads for as long as a turn takes."""
+    head: Record = {"server": name, "beside": beside, "round": number, "load": os.getloadavg()[0]}
+    begun = time.monotonic()
     try:
         with running(server(name, places)) as port:
             asyncio.run(together(port, [Call(ids(10_000 + number, i, 300), 16) for i in range(8)], 8))
-            for workload in workloads:
-                try:
-                    found["figures"][workload] = asyncio.run(WORKLOADS[workload](port, number))
-                except* (RuntimeError, TimeoutError, OSError) as errors:
-                    found["figures"][workload] = {}
-                    found.setdefault("errors", {})[workload] = repr(errors.exceptions[0])[:500]
+            for i, workload in enumerate(workloads):
+                if i and time.monotonic() - begun > TURN_S:
+                    return
+                yield {**head, "workload": workload, **_measured(workload, port, number)}
     except RuntimeError as error:
-        found["error"] = str(error)[-2000:]
-    return found
+        for workload in workloads:
+            yield {**head, "workload": workload, "figures": {}, "error": f"it does not start: {str(error)[-500:]}"}
+
+
+def _measured(workload: str, port: int, seed: int) -> Record:
+    try:
+        return {"figures": asyncio.run(WORKLOADS[workload](port, seed))}
+    except ExceptionGroup as errors:
+        return {"figures": {}, "error": repr(errors.exceptions[0])[:500]}
+    except (RuntimeError, TimeoutError, OSError) as error:
+        return {"figures": {}, "error": repr(error)[:500]}
 
 
 def turns(peers: list[str], rounds: int) -> Iterator[tuple[str, str, int]]:
@@ -97,7 +109,7 @@ def machine() -> str:
 
 def report(data: dict[str, Any]) -> str:
     assert __doc__ is not None
-    taken: list[Turn] = data["turns"]
+    taken: list[Record] = data["turns"]
     lines = ["# Speed beside peers", "", *__doc__.strip().splitlines()[:1], "", __doc__.strip().split("\n\n", 2)[2], ""]
     lines += [
         data["machine"] + ".",
@@ -108,43 +120,52 @@ def report(data: dict[str, Any]) -> str:
     peers = list(dict.fromkeys(one["server"] for one in taken if one["server"] != OURS))
     for workload in WORKLOADS:
         lines += [f"## {workload}", ""]
-        names = dict.fromkeys(f for one in taken for f in one["figures"].get(workload, {}))
+        names = dict.fromkeys(f for one in taken if one["workload"] == workload for f in one["figures"])
         for figure in names:
             lines += _table(taken, peers, workload, figure)
-    failed = {(one["server"], why) for one in taken for why in [one.get("error")] if why}
-    failed |= {(one["server"], f"{w}: {why}") for one in taken for w, why in one.get("errors", {}).items()}
+    failed = {(one["server"], f"{one['workload']}: {one['error'].splitlines()[-1]}") for one in taken if "error" in one}
     if failed:
-        lines += ["## What did not work", ""] + [f"- {name}: `{why.splitlines()[-1]}`" for name, why in sorted(failed)]
+        lines += ["## What did not work", ""] + [f"- {name}, {why}" for name, why in sorted(failed)]
     return "\n".join(lines) + "\n"
 
 
-def _table(taken: list[Turn], peers: list[str], workload: str, figure: str) -> list[str]:
+def _table(taken: list[Record], peers: list[str], workload: str, figure: str) -> list[str]:
     better = "more" if figure in MORE_IS_BETTER else "less"
     lines = [
         f"| {figure} ({better} is better) | median (least to most) | Octavo / it, by turns | turns |",
         "|---|---|---|---|",
     ]
-    ours = [one for one in taken if one["server"] == OURS]
+    values = [one for one in taken if one["workload"] == workload and figure in one["figures"]]
+    ours = {(one["beside"], one["round"]): one["figures"][figure] for one in values if one["server"] == OURS}
     for name in [OURS, *peers]:
-        mine = [one for one in taken if one["server"] == name and figure in one["figures"].get(workload, {})]
+        mine = [one for one in values if one["server"] == name]
         if not mine:
             continue
-        values = [one["figures"][workload][figure] for one in mine]
         pairs = [
-            other["figures"][workload][figure] / one["figures"][workload][figure]
+            ours[name, one["round"]] / one["figures"][figure]
             for one in mine
-            for other in ours
-            if (other["beside"], other["round"]) == (name, one["round"])
-            and figure in other["figures"].get(workload, {})
+            if (name, one["round"]) in ours and one["figures"][figure]
         ]
         ratio = _spread(pairs) if name != OURS and pairs else ""
-        lines.append(f"| {name} | {_spread(values)} | {ratio} | {len(values)} |")
+        spread = _spread([one["figures"][figure] for one in mine])
+        lines.append(f"| {name} | {spread} | {ratio} | {len(mine)} |")
     return [*lines, ""]
 
 
 def _spread(values: list[float]) -> str:
     middle = statistics.median(values)
     return f"{middle:.3g}" if len(values) < 2 else f"{middle:.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def _keep(path: Path, record: Record) -> None:
+    data = load(path)
+    data["turns"].append(record)
+    path.write_text(json.dumps(data, indent=1))
+
+
+def _missing(path: Path, name: str, beside: str, number: int, workloads: list[str]) -> list[str]:
+    known = {(one["server"], one["beside"], one["round"], one["workload"]) for one in load(path)["turns"]}
+    return [workload for workload in workloads if (name, beside, number, workload) not in known]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -169,22 +190,22 @@ def main() -> None:
     if given.turn is not None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server is not left behind
         name, beside, number = given.turn
-        found = turn(name, beside, int(number), places, given.workloads)
-        data = load(given.data)
-        data["turns"].append(found)
-        given.data.write_text(json.dumps(data, indent=1))
-        print(json.dumps(found), flush=True)
+        for record in turn(name, beside, int(number), places, given.workloads):
+            _keep(given.data, record)
+            print(json.dumps(record), flush=True)
         return
     if not given.render:
-        known = {(one["server"], one["beside"], one["round"]) for one in load(given.data)["turns"]}
         for name, beside, number in turns(given.peers, given.rounds):
-            if (name, beside, number) in known:
-                continue
-            command = [*shlex.split(given.wrap), sys.executable, "-m", "tests.peers.speed", *_again(given)]
-            command += ["--turn", name, beside, str(number)]
-            started = time.monotonic()
-            subprocess.run(command, check=False)
-            print(f"{name}, round {number}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            while missing := _missing(given.data, name, beside, number, given.workloads):
+                command = [*shlex.split(given.wrap), sys.executable, "-m", "tests.peers.speed", *_again(given)]
+                command += ["--workloads", *missing, "--turn", name, beside, str(number)]
+                started = time.monotonic()
+                subprocess.run(command, check=False)
+                if _missing(given.data, name, beside, number, given.workloads) == missing:
+                    head = {"server": name, "beside": beside, "round": number, "load": os.getloadavg()[0]}
+                    lost = {"workload": missing[0], "figures": {}, "error": "nothing came of it in the time of a turn"}
+                    _keep(given.data, head | lost)
+                print(f"{name}, round {number}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     data = load(given.data) | {"machine": machine(), "versions": versions(places)}
     given.data.write_text(json.dumps(data, indent=1))
     text = report(data)
@@ -194,7 +215,7 @@ def main() -> None:
 
 def _again(given: argparse.Namespace) -> list[str]:
     where = ["--models", str(given.models), "--venvs", str(given.venvs), "--llama", str(given.llama)]
-    return [*where, "--data", str(given.data), "--workloads", *given.workloads]
+    return [*where, "--data", str(given.data)]
 
 
 if __name__ == "__main__":
