@@ -166,6 +166,9 @@ def test_a_decode_may_not_overtake_the_prefill_it_builds_on() -> None:
     assert not len(bind.skipped)
     bind, ack, _ = kv.plan([(0, 1, Kind.DECODE, 11, 1)])
     assert rebases(ack) == [(0, 1, 5)]
+    kv.plan([(0, 1, Kind.CHUNK, 5, 4)])
+    _, ack, _ = kv.plan([(0, 1, Kind.DECODE, 11, 1)])  # there are blocks enough for it, but not all before it
+    assert rebases(ack) == [(0, 1, 9)]
 
 
 def test_a_plan_beyond_its_credit_is_reported_and_bound_as_far_as_it_goes() -> None:
