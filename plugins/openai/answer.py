@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from octavo.core.messages import Adapter, Facts, Params, Prompt
     from octavo.plugins.openai.asked import Asked
     from octavo.plugins.openai.responses import Reply
+    from octavo.plugins.openai.tenants.ledger import Outcome
 
 KEEP_ALIVE_S = 15.0
 LONGEST_MS = 1_000_000_000
@@ -147,6 +148,9 @@ class Answer(Response):
         self._caller.load.open += 1
         try:
             await self._answer(scope, receive, send)
+        except Exception:  # told and logged outside: only the ledger is to know that its client did not leave
+            self._end("failed")
+            raise
         finally:
             self._caller.load.open -= 1
             self._end("cancelled")
@@ -165,7 +169,8 @@ class Answer(Response):
                         accepted = await self._accepted(number, stream)
                         self._total.prompt += accepted
                         self._charge(prompt=accepted)
-                    if self._asked.stream:  # how fast a whole answer is read shows only once it is complete
+                    # How fast a whole answer is read shows only once it is complete, and a search's comes whole.
+                    if self._asked.stream and self._asked.beams is None:
                         drop = scope.get("extensions", {}).get(DROP, tasks.cancel_scope.cancel)
                         backlog = Backlog(self._caller.buffer_bytes, drop)
                         streams.enter_context(self._caller.load.held(backlog))
@@ -197,7 +202,7 @@ class Answer(Response):
             self._charged += output
             self._caller.account.spend(prompt, output)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: Outcome) -> None:
         """Note what it has used, as far as is known: of a whole answer, what its usage says; of another, the tokens
         that have come, taken or not. What was refused has cost nothing. Only the first word counts."""
         if self._caller.account is None or self._caller.account.ended:

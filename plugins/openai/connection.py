@@ -8,7 +8,8 @@ for it. A connection is dropped, and with it its requests, when
 - its backlog is over its limit: it has told `DROP`, an extension of the ASGI scope.
 
 A request's head (first line and headers) may have `HEAD_BYTES` and take `HEAD_S`: before it is complete nobody knows
-who asks, so nobody is answered.
+who asks, so nobody is answered. What a body sent in chunks has beside itself (chunks' own heads, trailers, which nobody
+reads) may have as much between two of its parts.
 
 Knows nothing of what is written.
 """
@@ -55,6 +56,8 @@ def connection_of(slow_reader_s: float, held: Held) -> type[asyncio.Protocol]:
         """Bytes of a head that is not complete yet; None while there is none."""
         _waiting: asyncio.TimerHandle | None = None
         """For the head."""
+        _beside = 0
+        """Bytes since the last part of a body."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -63,12 +66,25 @@ def connection_of(slow_reader_s: float, held: Held) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             if self._head is not None:
                 self._head += len(data)
+            else:
+                self._beside += len(data)
             super().data_received(data)
+            if self._beside > HEAD_BYTES:
+                self.transport.abort()
             if self._head is not None and self._head > HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response(f"The request's first line and headers have more than {HEAD_BYTES} bytes.")
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._head is not None:  # else it is a trailer
+                super().on_header(name, value)
+
+        def on_body(self, body: bytes) -> None:
+            self._beside = 0
+            super().on_body(body)
+
         def on_headers_complete(self) -> None:
             self._head = None
+            self._beside = 0
             self._stop_waiting()
             super().on_headers_complete()
 

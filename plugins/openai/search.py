@@ -92,7 +92,7 @@ class Searcher:
         steps: list[_Step] | None = [first]
         asked = max(self._params.sampling.logprobs, beams.options_needed)
         while steps is not None:
-            beams.tell([_options(step.piece) for step in steps])
+            beams.tell([_options(step.piece, beams.options_needed) for step in steps])
             if beams.done:
                 await self._answer(stream, beams, ids, first)
                 return
@@ -174,9 +174,14 @@ class Searcher:
         ]
 
 
-def _options(piece: Piece) -> list[Option]:
-    """The tokens that may come instead of the piece's own, as if each had been chosen; best first."""
-    entry = (piece.logprobs or [])[0]
+def _options(piece: Piece, needed: int) -> list[Option]:
+    """The tokens that may come instead of the piece's own, as if each had been chosen; best first. Raises
+    `RequestRefused`: with fewer than needed there might be no end to give out."""
+    entry = piece.logprobs[0] if piece.logprobs else None
+    told = 0 if entry is None else len(entry.top)
+    if entry is None or told < needed:
+        reason = f"the executor that runs tells of {told} candidates for a token, and a search needs {needed} here"
+        raise RequestRefused("use_beam_search", reason, "unsupported_parameter")
     return [
         Option(token, logprob, TextLogprob(text, data, logprob, entry.top, [token, *entry.ids[1:]]))
         for token, (text, data, logprob) in zip(entry.ids[1:], entry.top, strict=True)

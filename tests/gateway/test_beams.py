@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.client.stream import Stream
-from octavo.core.config.schema import Config
+from octavo.core.config.schema import Config, ServerConfig
 from octavo.core.messages import Ids, Params, Prompt, Row, TextLogprob, Usage
 from octavo.plugins.openai.app import build_app
 from octavo.plugins.openai.beams import Beams, BeamSearch, EarlyStopping, Option
@@ -115,11 +115,14 @@ class ModelEngine(FakeEngine):
         self.fail_at: int | None = None
         self.block = anyio.Event()
         self.blocked_at: int | None = None
+        self.tells = 256
+        """Of how many candidates, at most."""
 
     async def generate(self, prompt: Prompt, params: Params, **about: Any) -> Stream:
         if self.blocked_at == len(self.seen):
             self.block.set()
             self.silent = True
+        await anyio.sleep(0)
         stream = await super().generate(prompt, params, **about)
         stream.ends = () if params.ignore_eos else (self.END, *params.stop_ids)
         return stream
@@ -132,9 +135,22 @@ class ModelEngine(FakeEngine):
         row = self.row(len(ids), ids[-1])
         best = [int(i) for i in np.argsort(-row, kind="stable")[: params.sampling.logprobs]]
         top = [(chr(i), bytes([i]), float(row[i])) for i in best]
-        entry = TextLogprob(*top[0], top, [best[0], *best])
+        entry = TextLogprob(*top[0], top[: self.tells], [best[0], *best[: self.tells]])
         finish = "stop" if best[0] == self.END else "length"
-        stream.feed(Row(stream.request_id, 0, 0, 0, best[:1], chr(best[0]), finish, "", Usage(len(ids), 1, 4), [entry]))
+        stream.feed(
+            Row(
+                stream.request_id,
+                0,
+                0,
+                0,
+                best[:1],
+                chr(best[0]),
+                finish,
+                "",
+                Usage(len(ids), 1, 4),
+                [entry] if self.tells else None,
+            )
+        )
 
     def row(self, length: int, last: int) -> npt.NDArray[np.float32]:
         return np.asarray(self.after[length % self.POSITIONS, last])
@@ -259,6 +275,31 @@ async def test_a_failed_step_fails_the_answer_and_a_refused_prompt_refuses_it(
     assert error(broken, 500)["message"] == "the step broke"
     long = await post(http, "completions", prompt="b" * 300, use_beam_search=True)
     assert error(long, 400)["code"] == "context_length_exceeded"
+
+
+@pytest.mark.anyio
+async def test_a_search_that_is_told_too_little_is_refused_and_does_not_hang(
+    http: httpx.AsyncClient, engine: ModelEngine
+) -> None:
+    for told in (0, 1):
+        engine.tells = told
+        refused = await post(http, "completions", prompt="b", use_beam_search=True, n=2, max_tokens=5)
+        assert error(refused, 400)["param"] == "use_beam_search"
+        assert f"{told} candidates" in refused.json()["error"]["message"]
+
+
+@pytest.mark.anyio
+async def test_a_search_that_comes_all_at_once_is_no_slow_readers(engine: ModelEngine) -> None:
+    """It is much more than what may wait for a stream."""
+    config = Config(server=ServerConfig(stream_buffer_bytes=1024))
+    transport = httpx.ASGITransport(build_app(engine, config))
+    async with httpx.AsyncClient(transport=transport, base_url="http://octavo", timeout=10) as http:
+        body: dict[str, Any] = {"prompt": "ab", "n": 2, "max_tokens": 40, "ignore_eos": True, "logprobs": 5}
+        with anyio.fail_after(10):
+            response = await post(http, "completions", use_beam_search=True, stream=True, **body)
+    ended = [choice["finish_reason"] for body in events(response) for choice in body["choices"]]
+    assert ended == ["length", "length"]
+    assert response.text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.anyio

@@ -20,7 +20,7 @@ from octavo.plugins.openai.app import CANNOT_BIND, build_app, run, unsafe
 from octavo.plugins.openai.auth import NEEDS, PUBLIC, Auth
 from octavo.plugins.openai.tenants import keys
 from octavo.plugins.openai.tenants.account import Accounts
-from octavo.plugins.openai.tenants.store import StoreError, connect
+from octavo.plugins.openai.tenants.store import StoreError, connect, transaction
 from tests.gateway.conftest import FakeEngine
 from tests.gateway.tenants import BODY, CHAT, Clock, bearer, guarded, make, octavo
 from tests.gateway.test_errors import error
@@ -152,6 +152,43 @@ async def test_a_file_that_breaks_changes_nothing_and_another_in_its_place_is_se
     error(await http.post(CHAT, json=BODY, headers=bearer(alice)), 401)
 
 
+async def test_a_key_of_another_file_has_its_own_limits(
+    file: Path, engine: FakeEngine, clock: Clock, tmp_path: Path
+) -> None:
+    """Though its number is that of a key of the file before."""
+    limited, free = make(file, "limited", "--requests-per-minute", "1"), make(tmp_path / "other.db", "free")
+    async with guarded(file, engine, clock) as (http, _):
+        for status in (200, 429):
+            assert (await http.post(CHAT, json=BODY, headers=bearer(limited))).status_code == status
+        file.rename(tmp_path / "aside.db")
+        file.with_name(f"{file.name}-wal").unlink()
+        (tmp_path / "other.db").rename(file)
+        clock.pass_(1)
+        assert (await http.post(CHAT, json=BODY, headers=bearer(free))).status_code == 200
+
+
+def test_a_file_that_is_damaged_is_said_to_be(file: Path, alice: str) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[:4096] + b"\xa5" * (len(data) - 4096))
+    with pytest.raises(StoreError, match=str(file)):
+        Accounts(file)
+
+
+def test_a_transaction_that_cannot_be_committed_is_none(file: Path, alice: str) -> None:
+    connection = connect(file)
+
+    def to_nobody() -> None:
+        with transaction(connection):
+            connection.execute("PRAGMA defer_foreign_keys = ON")
+            connection.execute("UPDATE key SET tenant = 'nobody'")
+
+    with pytest.raises(sqlite3.IntegrityError):
+        to_nobody()
+    keys.weigh(connection, "alice", 2.0)
+    assert [key.tenant for key in keys.all_keys(connection)] == ["alice"]
+    connection.close()
+
+
 async def test_without_keys_an_empty_key_is_fine(engine: FakeEngine, config: Config, anyio_backend: str) -> None:
     transport = httpx.ASGITransport(build_app(engine, config))
     async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as http:
@@ -182,6 +219,7 @@ def test_what_cannot_be_is_said(file: Path, alice: str, tmp_path: Path, capsys: 
         (["create", "alice"], "already"),
         (["create", ""], "name"),
         (["create", "a b"], "name"),
+        (["create", "a\n"], "name"),
         (["create", "x", "--scope", "root"], "infer, read, admin"),
         (["create", "x", "--requests-per-minute", "0"], "requests_per_minute"),
         (["create", "x", "--queue", "3"], "--concurrency"),

@@ -195,6 +195,49 @@ def test_a_head_without_end_is_cut_off(endless: bytes) -> None:
         eventually("no connection is left", lambda: not server.server_state.connections)
 
 
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "endless"),
+    [
+        (b"2\r\n{}\r\n0\r\n", b"x-many: 1\r\n" * 100),
+        (b"2\r\n{}\r\n0\r\nx-long: ", b"x" * KIB),
+        (b"2;x=", b"x" * KIB),
+    ],
+)
+def test_what_a_body_has_beside_itself_is_cut_off_too(begun: bytes, endless: bytes) -> None:
+    """Many trailers, one long trailer, a chunk with a long head."""
+    with serving(FakeEngine(), Config()) as (url, server), ExitStack() as stack:
+        parts = urlsplit(url)
+        connection = stack.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0)))
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(CHUNKED + begun)
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 16 * 1024 * KIB:
+                connection.sendall(endless)
+                sent += len(endless)
+        assert sent < 16 * 1024 * KIB, "it was taken without end"
+        eventually("no connection is left", lambda: not server.server_state.connections)
+
+
+def test_a_trailer_is_no_header_and_a_body_in_many_chunks_is_read(engine: FakeEngine) -> None:
+    body = json.dumps({"prompt": "x" * 150, "max_tokens": 1}).encode()
+    chunks = b"".join(b"1;%s\r\n%c\r\n" % (b"y" * KIB, byte) for byte in body)
+    assert len(chunks) > 128 * KIB
+    with serving(engine, Config()) as (url, _), ExitStack() as stack:
+        parts = urlsplit(url)
+        connection = stack.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0)))
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(CHUNKED + chunks + b"0\r\nx-request-id: trailed\r\ncontent-type: text/html\r\n\r\n")
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += connection.recv(64 * KIB)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"trailed" not in answer
+
+
 def test_a_head_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "HEAD_S", 0.2)
     with serving(FakeEngine(), Config()) as (url, server), ExitStack() as stack:

@@ -123,6 +123,19 @@ async def test_how_requests_ended(file: Path, engine: FakeEngine) -> None:
     assert row["prompt"] == 6, "and their prompts, and that of the one whose client left; none of what was refused"
 
 
+async def test_a_fault_of_the_gateways_own_is_no_clients_leaving(
+    file: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = make(file, "alice")
+    monkeypatch.setattr("octavo.plugins.openai.responses.ChatReply.whole", lambda *_: 1 / 0)
+    async with guarded(file, engine, Clock()) as (http, accounts):
+        http._transport.raise_app_exceptions = False  # type: ignore[attr-defined]
+        assert (await http.post(CHAT, json=BODY, headers=bearer(key))).status_code == 500
+        accounts.ledger.flush()
+        row = only(report(file))
+    assert [row[name] for name in module.OUTCOMES] == [0, 0, 0, 1]
+
+
 def test_a_key_has_days_and_a_tenant_has_keys(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, tenant in (("a", "one"), ("b", "one"), ("c", "two")):
         make(file, name, "--tenant", tenant)
@@ -200,6 +213,64 @@ def test_what_cannot_be_counted_now_is_counted_later(file: Path, alice: int, mon
     assert only(report(file))["finished"] == 2
     book.close()
     assert only(report(file))["finished"] == 2
+
+
+def test_a_gateway_starts_while_another_process_writes_and_what_others_left_is_counted_later(
+    file: Path, alice: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.plugins.openai.tenants.store.BUSY_S", 0.01)
+    file.with_name(f"{file.name}-usage-dead").write_bytes(b'[%d,"2026-01-01","failed",5,0,0]\n' % alice)
+    blocker = sqlite3.connect(file, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    book = Ledger(file)
+    book.record(Entry(alice, "2026-01-01", "finished", 1, 0, 0))
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    book.close()
+    row = only(report(file))
+    assert (row["failed"], row["finished"]) == (1, 1)
+
+
+def test_of_a_full_disk_only_the_cut_line_is_lost(file: Path, alice: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that only when the process is killed, too."""
+    book, write = Ledger(file), module.os.write
+    for number, room in enumerate([99, 7, 0, 99, 99]):
+        monkeypatch.setattr(module.os, "write", lambda file, data, room=room: write(file, data[:room]))
+        book.record(Entry(alice, "2026-01-01", "finished", 10**number, 0, 0))
+    copy = book._journal.path.read_bytes()
+    book.close()
+    assert only(report(file))["prompt"] == 11111
+    file.with_name(f"{file.name}-usage-dead").write_bytes(copy)
+    assert only(report(file))["prompt"] == 11111 + 11001
+
+
+def test_a_long_journal_goes_on_when_there_is_no_room_for_another(
+    file: Path, alice: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST", 10)
+    book = Ledger(file)
+
+    def no_file(*_: Any, **__: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(module.os, "open", no_file)
+        for _ in range(3):
+            book.record(Entry(alice, "2026-01-01", "finished", 1, 0, 0))
+            book.flush()
+    book.close()
+    assert only(report(file))["finished"] == 3
+
+
+def test_lines_that_mean_nothing_are_none_whatever_the_file_is_called(tmp_path: Path) -> None:
+    file = tmp_path / "keys[1]*.db"
+    make(file, "alice")
+    file.with_name(f"{file.name}-usage-dead").write_bytes(
+        b'[1,"2026-01-01","exploded",5,0,0]\n\n[1,"2026-01-01","failed",-5,0,0]\n\xff\n'
+        b'[1,"2026-01-01","failed",99999999999999999999,0,0]\n[1,"2026-01-01","failed",5,0,0]\n'
+    )
+    row = only(report(file))
+    assert (row["failed"], row["prompt"]) == (1, 5)
 
 
 def test_a_long_journal_is_replaced_and_nothing_is_counted_twice(

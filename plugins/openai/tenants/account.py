@@ -10,7 +10,7 @@ from pathlib import Path
 
 from octavo.plugins.openai.tenants.keyring import KeyRing
 from octavo.plugins.openai.tenants.keys import Key
-from octavo.plugins.openai.tenants.ledger import Entry, Ledger, today
+from octavo.plugins.openai.tenants.ledger import Entry, Ledger, Outcome, today
 from octavo.plugins.openai.tenants.limits import Allowance
 from octavo.plugins.openai.tenants.turns import NoTurn, Turns
 
@@ -42,17 +42,17 @@ class Accounts:
             raise
         self.clock = clock
         self.wall = wall
-        self._used: dict[int, tuple[Allowance, Turns]] = {}
-        """By key, those that have been used here."""
+        self._used: dict[str, tuple[Allowance, Turns]] = {}
+        """By key (its digest: in another file the number is another's), those that have been used here."""
 
     def find(self, secret: str) -> Key | None:
         return self.ring.find(secret)
 
     def open(self, key: Key) -> Account:
         """For one request."""
-        if (used := self._used.get(key.id)) is None:
+        if (used := self._used.get(key.sha256)) is None:
             allowance = Allowance(key.limits, self.clock())
-            used = self._used[key.id] = allowance, Turns(key.limits.concurrency, key.limits.queue or 0)
+            used = self._used[key.sha256] = allowance, Turns(key.limits.concurrency, key.limits.queue or 0)
         return Account(self, key, *used)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Account:
         """Tokens, as they come."""
         self._allowance.spend(prompt, output, self._accounts.clock())
 
-    def end(self, outcome: str, prompt: int = 0, cached: int = 0, output: int = 0) -> None:
+    def end(self, outcome: Outcome, prompt: int = 0, cached: int = 0, output: int = 0) -> None:
         """Note what the request has used; only the first word counts."""
         if not self.ended:
             self.ended = True

@@ -42,9 +42,9 @@ class KeyRing:
         self._connection = connect(path)
         try:
             self._read(self._connection)
-        except BaseException:
+        except sqlite3.Error as error:
             self._connection.close()
-            raise
+            raise StoreError(f"the file of keys {path} cannot be read: {error}") from error
 
     def find(self, secret: str) -> Key | None:
         """The key with this secret."""

@@ -24,7 +24,7 @@ SCOPES = (INFER, READ, ADMIN)
 """What a key may be for: to generate, to look at how the service is, or everything."""
 
 Limit = Annotated[int, Meta(ge=1, lt=1 << 53)]
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\s\x00-\x1f\x7f]+\Z")]
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ power fails, up to half a second of lines may be lost.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -19,16 +20,19 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import anyio
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from octavo.core.trace.log import log
 from octavo.plugins.openai.tenants.store import connect, transaction
 
-OUTCOMES = ("finished", "cancelled", "refused", "failed")
+Outcome: TypeAlias = Literal["finished", "cancelled", "refused", "failed"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """How a request ended: with its whole answer, left by its client, not served, or by a fault of the service."""
 TOKENS = ("prompt", "cached", "output")
 COUNTED = (*OUTCOMES, *TOKENS)
@@ -42,15 +46,18 @@ _ADD = (
 )
 
 
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+
+
 class Entry(Struct, array_like=True, frozen=True):
     """One request of a key, ended."""
 
-    key: int
+    key: Count
     day: str
-    outcome: str
-    prompt: int
-    cached: int
-    output: int
+    outcome: Outcome
+    prompt: Count
+    cached: Count
+    output: Count
 
 
 Counts = dict[tuple[int, str], list[int]]
@@ -68,7 +75,10 @@ class Ledger:
         """Raises `StoreError`, or OSError if there is no room for a journal beside the file."""
         self._path = path
         self._connection = connect(path)
-        take_over(self._connection, path)
+        try:
+            take_over(self._connection, path)
+        except sqlite3.Error as error:  # their journals stay, for whoever is next
+            log().error("usage of former gateways is not counted yet", why=str(error))
         self._lock = threading.Lock()
         """Held to write a line and to take what was written, never while SQLite works."""
         self._flushing = threading.Lock()
@@ -79,11 +89,11 @@ class Ledger:
         """Kept when this returns, whatever happens to the process."""
         line = msgspec.json.encode(entry) + b"\n"
         with self._lock:
+            _count(self._pending, [entry])
             try:
                 self._journal.write(line)
             except OSError as error:  # a full disk: what is in memory will be counted all the same
                 log().error("a line of usage is only in memory", why=str(error))
-            _count(self._pending, [entry])
 
     def flush(self) -> None:
         """Count what has been recorded. What cannot be counted now is counted by a later call."""
@@ -102,7 +112,10 @@ class Ledger:
                         self._pending[where] = [a + b for a, b in zip(self._pending[where], numbers, strict=True)]
                 return
             if upto > LONGEST:
-                self._replace(upto)
+                try:
+                    self._replace(upto)
+                except OSError as error:  # no room for another one: this one goes on
+                    log().error("a long journal of usage stays in use", why=str(error))
 
     async def run(self) -> None:
         """Flush now and then, for ever."""
@@ -145,9 +158,17 @@ class _Journal:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         scratch.rename(self.path)  # nobody finds it before it is locked
         self.size = 0
+        self._cut = False
+        """The last line has no end: the disk was full."""
 
     def write(self, line: bytes) -> None:
-        self.size += os.write(self._file, line)
+        """Raises OSError; of a line that does not fit, only itself is lost."""
+        line = b"\n" + line if self._cut else line
+        written = os.write(self._file, line)
+        self.size += written
+        self._cut = written < len(line)
+        if self._cut:
+            raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes could be written")
 
     def close(self, *, keep: bool) -> None:
         if not keep:
@@ -157,7 +178,7 @@ class _Journal:
 
 def take_over(connection: sqlite3.Connection, store: Path) -> None:
     """Count what dead gateways have left."""
-    for path in sorted(store.parent.glob(f"{store.name}-usage-*")):
+    for path in sorted(store.parent.glob(f"{escape(store.name)}-usage-*")):
         with suppress(FileNotFoundError), path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

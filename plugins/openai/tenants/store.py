@@ -128,7 +128,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
+        connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite has not ended it itself, as it does when the disk is full
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
