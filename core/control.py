@@ -17,7 +17,7 @@ anyone send on the changed links. So no frame is ever early.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -125,7 +125,7 @@ class AskCache(Control, frozen=True, kw_only=True):
     ref: int
     flush: bool = False
     tenant: str | None = None
-    prefix: list[int] = []
+    prefix: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]] = []
     asker: bytes = b""
 
 

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from octavo.core.client.client import PATIENCE_S, Client
-from octavo.core.client.stream import ClientError
+from octavo.core.client.stream import ClientError, RequestRefused
 from octavo.core.control import CacheState
 from octavo.core.messages import Text
 from octavo.core.rundir import RunInfo, find_run
@@ -31,6 +31,8 @@ def flush(run: Path | None, tenant: str | None, prefix: str | None, *, json: boo
 
     async def ask(client: Client) -> None:
         ids = [] if prefix is None else await _ids(client, prefix)
+        if prefix is not None and not ids:
+            raise RequestRefused("prefix", "it is empty; without it all is flushed")
         state = await client.cache(flush=True, tenant=tenant, prefix=ids)
         if json:
             print(_json(state))

@@ -249,7 +249,10 @@ class Client:
         timeout_s: float = PATIENCE_S,
     ) -> CacheState:
         """How the prefix tree is. With `flush`, what is there of `tenant` (None: of anybody) and begins with the ids
-        `prefix` is taken out of it first; what runs goes on. Raises `ServiceUnavailable`."""
+        `prefix` is taken out of it first; what runs goes on. Raises `ServiceUnavailable`, and `RequestRefused` for a
+        prefix of what can be no ids."""
+        if (wrong := next((token for token in prefix if not 0 <= token < 2**31), None)) is not None:
+            raise RequestRefused("prefix", f"{wrong} is no token id: these are from 0 to {2**31 - 1}")
         ref = self._ref()
         self._answers[ref] = None
         try:

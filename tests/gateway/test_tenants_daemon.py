@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from octavo.core import control
 from octavo.core.cli import main
 from octavo.core.messages import Role, Weigh
 from octavo.core.trace.record import Applied, frames, record_path
@@ -103,6 +105,20 @@ def test_a_flush_is_a_tenants_or_everybodys(served: Guarded, capsys: pytest.Capt
     octavo("cache", "show", *run)
     assert "ada" not in capsys.readouterr().out
     assert [served.cached(who, prompt) for who in ("ada", "bob")] == [0, 0]
+
+
+def test_a_prefix_that_cannot_be_is_refused_and_nobody_dies_of_it(
+    served: Guarded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ("--run", str(served.running.run_dir))
+    before = served.running.pids()
+    for prefix, told in (("[4000000000]", "4000000000"), ("[5, -1]", "-1"), (f"[{10**20}]", "1000000"), ("", "empty")):
+        assert main(["cache", "flush", "--prefix", prefix, *run]) == 1, prefix
+        assert told in capsys.readouterr().err
+    octavo("cache", "show", *run)
+    assert served.running.pids() == before
+    with pytest.raises(msgspec.ValidationError):
+        control.decode_to_supervisor(control.encode(control.AskCache(ref=1, flush=True, prefix=[2**31])))
 
 
 def test_a_flush_under_a_stream_changes_no_token_of_it(served: Guarded) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import sqlite3
@@ -233,9 +234,9 @@ def test_a_gateway_starts_while_another_process_writes_and_what_others_left_is_c
 
 def test_of_a_full_disk_only_the_cut_line_is_lost(file: Path, alice: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that only when the process is killed, too."""
-    book, write = Ledger(file), module.os.write
+    book, write = Ledger(file), os.write
     for number, room in enumerate([99, 7, 0, 99, 99]):
-        monkeypatch.setattr(module.os, "write", lambda file, data, room=room: write(file, data[:room]))
+        monkeypatch.setattr(os, "write", lambda file, data, room=room: write(file, data[:room]))
         book.record(Entry(alice, "2026-01-01", "finished", 10**number, 0, 0))
     copy = book._journal.path.read_bytes()
     book.close()
@@ -254,7 +255,7 @@ def test_a_long_journal_goes_on_when_there_is_no_room_for_another(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as full:
-        full.setattr(module.os, "open", no_file)
+        full.setattr(os, "open", no_file)
         for _ in range(3):
             book.record(Entry(alice, "2026-01-01", "finished", 1, 0, 0))
             book.flush()
