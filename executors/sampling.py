@@ -55,8 +55,11 @@ def sample(logits: Logits, context: Context) -> int:
 
 def distribution(logits: Logits, context: Context) -> tuple[Ids, Reals]:
     """The ids that are in the running, in order, and their log-probabilities up to a constant. Not for greedy."""
-    sampling = context.sampling
-    scores = restrict(penalise(logits.astype(np.float64), context), context)
+    return running(restrict(penalise(logits.astype(np.float64), context), context), context.sampling)
+
+
+def running(scores: Reals, sampling: Sampling) -> tuple[Ids, Reals]:
+    """The same of scores that penalties and bans are in already; one of them at least is finite."""
     with np.errstate(over="ignore"):  # a tiny temperature may take scores to infinity: the difference below stays right
         scores = np.maximum((scores - scores.max()) / sampling.temperature, -1e300)
     ids = keep(scores, sampling)

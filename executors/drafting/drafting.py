@@ -108,6 +108,11 @@ class Drafting:
         wrong = (i for i, token in enumerate(tokens) if not 0 <= token < self._vocab_size)
         tokens = tokens[: next(wrong, len(tokens))]
         check(draft)
+        if draft.chances is not None and draft.chances.shape != (len(draft.tokens), self._vocab_size):
+            raise ValueError(
+                f"the distributions of a draft are {draft.chances.shape}; {len(draft.tokens)} of {self._vocab_size} "
+                "tokens were expected"
+            )
         parents = None if draft.parents is None else [int(parent) for parent in draft.parents[: len(tokens)]]
         if parents == list(range(-1, len(tokens) - 1)):
             parents = None

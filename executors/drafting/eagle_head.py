@@ -25,12 +25,12 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor
 
 from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.layout import PoolShape, attention, pieces_of, writes
 from octavo.executors.cpu.llama import KvPool, rotate
+from octavo.executors.drafting.head_file import config_of, tensors_of
 from octavo.executors.loading.rope import Rope, frequencies
 from octavo.executors.residents import Span
 from octavo.kernels.attention import paged_attention
@@ -135,25 +135,34 @@ def load_head(folder: Path, hidden: int, vocab_size: int) -> EagleHead:
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None or not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no EAGLE head: there must be config.json and one of {', '.join(FILES)}")
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if file.suffix == ".safetensors":
-        stored = load_file(file)
-    else:
-        stored = torch.load(file, map_location="cpu", weights_only=True)
+    stored = tensors_of(file)
     tensors = {_plain(name): t if name in ("d2t", "t2d") else t.float() for name, t in stored.items()}
-    heads = int(config["num_attention_heads"])
-    spec = HeadSpec(
-        hidden=int(config["hidden_size"]),
-        heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
-        theta=float(config.get("rope_theta") or 10000.0),
-    )
-    if (scaling := config.get("rope_scaling")) and scaling.get("rope_type", scaling.get("type")) != "default":
+    config = config_of(folder / "config.json")
+    try:
+        spec, scaled = _spec(config), _scaled(config)
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ModelError(f"config.json of the EAGLE head {folder} lacks a size, or has none there: {error}") from None
+    if scaled:
         raise ModelError(f"the EAGLE head {folder} has scaled rotary embedding, which is not served")
     _check(folder, spec, tensors, hidden, vocab_size)
     return EagleHead(spec, tensors)
+
+
+def _spec(config: dict[str, Any]) -> HeadSpec:
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    return HeadSpec(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads),
+        eps=float(config.get("rms_norm_eps", 1e-6)),
+        theta=float(config.get("rope_theta") or 10000.0),
+    )
+
+
+def _scaled(config: dict[str, Any]) -> bool:
+    scaling = config.get("rope_scaling") or {"rope_type": "default"}
+    return bool(scaling.get("rope_type", scaling.get("type")) != "default")
 
 
 def _plain(name: str) -> str:
@@ -166,6 +175,16 @@ def _check(folder: Path, spec: HeadSpec, tensors: dict[str, Tensor], hidden: int
     """Raises `ModelError` for a tensor that is missing or of another shape."""
     if spec.hidden != hidden:
         raise ModelError(f"the EAGLE head {folder} is for states of {spec.hidden} numbers, the model's have {hidden}")
+    if min(spec.heads, spec.kv_heads) < 1 or spec.heads % spec.kv_heads or spec.head_dim < 2 or spec.head_dim % 2:
+        raise ModelError(
+            f"the EAGLE head {folder} has {spec.heads} heads of {spec.head_dim} on {spec.kv_heads} for keys"
+        )
+    if not (spec.theta > 0 and spec.eps >= 0):
+        raise ModelError(f"the EAGLE head {folder} has rope_theta {spec.theta} and rms_norm_eps {spec.eps}")
+    if "d2t" in tensors and tensors["d2t"].ndim != 1:
+        raise ModelError(
+            f"d2t of the EAGLE head {folder} is {tuple(tensors['d2t'].shape)}, a number a token was expected"
+        )
     third, d = "hidden_norm.weight" in tensors, spec.head_dim
     wide = 2 * hidden if third else hidden
     inner = len(tensors["mlp.gate_proj.weight"]) if "mlp.gate_proj.weight" in tensors else 0
@@ -182,6 +201,11 @@ def _check(folder: Path, spec: HeadSpec, tensors: dict[str, Tensor], hidden: int
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:
             raise ModelError(f"{name} of the EAGLE head {folder} is {found or 'missing'}; it must be {shape}")
+        bias = name.replace(".weight", ".bias")
+        if bias in tensors and tuple(tensors[bias].shape) != shape[:1]:
+            raise ModelError(
+                f"{bias} of the EAGLE head {folder} is {tuple(tensors[bias].shape)}; it must be {shape[:1]}"
+            )
     if "d2t" in tensors:
         ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"].long()
         if not bool(((ids >= 0) & (ids < vocab_size)).all()):

@@ -18,11 +18,11 @@ from weakref import WeakKeyDictionary
 import msgspec
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor
 
 from octavo.core.models.errors import ModelError
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Drafter, DrafterOptions, Host, Took, Want
+from octavo.executors.drafting.head_file import tensors_of
 from octavo.executors.drafting.tree import likeliest, need_trees
 from octavo.executors.residents import Resident
 
@@ -95,10 +95,7 @@ def load_heads(path: Path, vocab_size: int) -> list[Head]:
     file = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
     if file is None:
         raise ModelError(f"{path} has no Medusa heads: there is none of {', '.join(FILES)}")
-    if file.suffix == ".safetensors":
-        tensors = load_file(file)
-    else:
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    tensors = tensors_of(file)
     linears: dict[tuple[int, int], dict[str, Tensor]] = {}
     outs: dict[int, Tensor] = {}
     for name, tensor in tensors.items():

@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo.executors.drafting.verification import Rule
 from octavo.executors.philox import Purpose, uniforms
 from octavo.executors.residents import Resident
-from octavo.executors.sampling import Context, Ids, Logits, Reals, best, distribution, penalise, restrict, shaped
+from octavo.executors.sampling import Context, Ids, Logits, Reals, best, penalise, restrict, running, shaped
 
 Ranked = list[tuple[int, float]]
 """Tokens and their log-probabilities, best first."""
@@ -49,10 +49,12 @@ def ranked(
 
 
 def _scores(row: Logits, context: Context, rule: Rule) -> tuple[Ids, Reals]:
-    sampling = context.sampling
+    sampling, scores = context.sampling, restrict(penalise(row.astype(np.float64), context), context)
+    if not scores.max() > -np.inf:  # of what may come the head knows nothing, or it says numbers that are none
+        return np.arange(0), scores[:0]
     if sampling.temperature == 0:
-        return np.arange(len(row)), restrict(penalise(row.astype(np.float64), context), context)
-    ids, scores = distribution(row, context)
+        return np.arange(len(row)), scores
+    ids, scores = running(scores, sampling)
     if rule == "coupled":
         lots = uniforms(ids, sampling.seed, context.choice, len(context.ids), Purpose.SAMPLE)
         scores = scores - np.log(-np.log(lots))
@@ -60,6 +62,8 @@ def _scores(row: Logits, context: Context, rule: Rule) -> tuple[Ids, Reals]:
 
 
 def _top(ids: Ids, scores: Reals, n: int) -> Ranked:
+    if not len(ids):
+        return []
     places = best(scores, min(n, len(ids)))
     places = places[np.isfinite(scores[places])]
     top = scores[places]

@@ -188,7 +188,10 @@ def gather(spec: Spec, names: Names, source: Source) -> tuple[dict[str, list[Row
 def _ordered(names: Names, name: str, order: Int32s) -> Int32s:
     for ending, wanted in (names.order or {}).items():
         if name.endswith(ending):
-            return wanted(order)
+            try:
+                return wanted(order)
+            except ValueError:
+                raise ModelError(f"weight {name} has {len(order)} rows, which are no whole heads") from None
     return order
 
 

@@ -16,7 +16,7 @@ from octavo.core.models.errors import ModelError
 from octavo.executors.loading.checkpoint import Names, split_parts
 from octavo.executors.loading.latent import pairs_last
 from octavo.executors.loading.rope import Rope, yarn_scale
-from octavo.executors.loading.spec import Experts, Latent, Spec
+from octavo.executors.loading.spec import MOST_LAYERS, Experts, Latent, Spec
 
 Config: TypeAlias = Mapping[str, Any]
 
@@ -313,6 +313,8 @@ def spec_of(config: Config, folder: Path) -> Spec:
         config = dict(config) | {ours: config[key] for key, ours in _GPT2_KEYS.items() if config.get(key) is not None}
         config.setdefault("intermediate_size", 4 * int(config["hidden_size"]))
     try:
+        if (layers := int(config["num_hidden_layers"])) > MOST_LAYERS:
+            raise ModelError(f"{folder}/config.json says {layers} layers; {MOST_LAYERS} are the most that can be read")
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         named = config.get("hidden_activation") or config.get("hidden_act") or "silu"
         head_dim = int(config.get("head_dim") or hidden // heads)
@@ -329,7 +331,7 @@ def spec_of(config: Config, folder: Path) -> Spec:
             architecture=kind,
             vocab_size=int(config["vocab_size"]),
             hidden=hidden,
-            layers=int(config["num_hidden_layers"]),
+            layers=layers,
             heads=heads,
             kv_heads=facts.pop("kv_heads", int(config.get("num_key_value_heads") or heads)),
             head_dim=facts.pop("head_dim", head_dim),

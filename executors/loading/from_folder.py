@@ -36,11 +36,14 @@ _FP8 = ("F8_E4M3", "F8_E5M2")
 def from_folder(folder: Path) -> Checkpoint:
     """Raises `ModelError` when the folder holds no model of a known family, or not all of it."""
     config = read_json(folder / "config.json")
-    how = config.get("quantization_config") or {}
-    packing = packing_of(how, folder) if how else None
-    spec = spec_of(config, folder)
+    try:
+        how = config.get("quantization_config") or {}
+        packing, block = packing_of(how, folder) if how else None, _block_of(how)
+        spec = spec_of(config, folder)
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise ModelError(f"{folder}/config.json has a value that cannot be: {error}") from None
     tensors, files = _tensors(folder)
-    source = _Source(folder, tensors, TRANSPOSED.get(spec.architecture, ()), packing, _block_of(how))
+    source = _Source(folder, tensors, TRANSPOSED.get(spec.architecture, ()), packing, block)
     if config.get("tie_word_embeddings", spec.architecture in _TIED):
         source.hide("lm_head.weight", "embed_out.weight")
     matrices, vectors = gather(spec, names_of(spec), source)
@@ -141,7 +144,12 @@ def _block_of(how: dict[str, Any]) -> tuple[int, int] | None:
     given = how.get("weight_block_size")
     for group in (how.get("config_groups") or {}).values():
         given = given or (group.get("weights") or {}).get("block_structure")
-    return (int(given[0]), int(given[1])) if given else None
+    if not given:
+        return None
+    block = int(given[0]), int(given[1])
+    if min(block) < 1:
+        raise ModelError(f"scales are said to be for blocks of {block[0]} x {block[1]}")
+    return block
 
 
 def _floats(tensor: Tensor, kind: GgmlType) -> Floats:
@@ -192,7 +200,10 @@ def _fp8_table(dtype: str) -> Floats:
 def _tensors(folder: Path) -> tuple[dict[str, Tensor], list[Path]]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        where = {name: folder / file for name, file in read_json(index)["weight_map"].items()}
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
+            raise ModelError(f"{index} has no weight_map that names a file for each tensor")
+        where = {name: folder / file for name, file in named.items()}
         files = sorted(set(where.values()))
         if lost := [str(path) for path in files if not path.is_file()]:
             raise ModelError(f"{index} names files that are not there: {', '.join(lost)}; fetch the model again")
@@ -210,8 +221,10 @@ def _tensors(folder: Path) -> tuple[dict[str, Tensor], list[Path]]:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is {type(value).__name__} in JSON, an object was expected")
     return value

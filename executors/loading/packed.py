@@ -101,7 +101,10 @@ class Packing:
         words = _words(packed, where)
         columns = words.shape[1] * 32 // self.bits
         if (shape := get("weight_shape")) is not None:
-            columns = int(_integers(shape, where)[1])
+            given = _integers(shape, where).tolist()
+            if len(given) != 2 or not 0 < given[1] <= columns:
+                raise ModelError(f"{where}: weight_shape {given} does not go with {columns} packed columns")
+            columns = given[1]
         if (stored := get("weight_zero_point")) is None:
             zeros = np.full(scales.shape, 1 << (self.bits - 1), np.uint8)
         else:
@@ -233,7 +236,8 @@ def _checked(grid: Grid, columns: int, rows: int, where: str) -> Grid:
             f"zeros {grid.zeros.shape} and a group for {len(grid.groups)} columns"
         )
     if len(grid.groups) and not 0 <= grid.groups.min() <= grid.groups.max() < groups:
-        raise ModelError(f"{where}: a column is in group {int(grid.groups.max())} of {groups}")
+        wrong = grid.groups[(grid.groups < 0) | (grid.groups >= groups)]
+        raise ModelError(f"{where}: a column is in group {int(wrong[0])} of {groups}")
     return grid
 
 
@@ -244,7 +248,7 @@ def _needed(get: Get, ending: str, where: str) -> Tensor:
 
 
 def _words(tensor: Tensor, where: str) -> npt.NDArray[np.uint32]:
-    if tensor.dtype not in ("I32", "U32") or len(tensor.shape) != 2:
+    if tensor.dtype not in ("I32", "U32") or len(tensor.shape) != 2 or 0 in tensor.shape:
         raise ModelError(
             f"{where}: packed numbers are {tensor.dtype} of shape {tensor.shape}, 32-bit words were expected"
         )
@@ -252,7 +256,8 @@ def _words(tensor: Tensor, where: str) -> npt.NDArray[np.uint32]:
 
 
 def _int32s(tensor: Tensor, where: str) -> Int32s:
-    return _integers(tensor, where).astype(np.int32)
+    wide = _integers(tensor, where)
+    return np.clip(wide, -1, np.iinfo(np.int32).max).astype(np.int32)  # what is outside is so afterwards, too
 
 
 def _integers(tensor: Tensor, where: str) -> npt.NDArray[np.int64]:
@@ -264,6 +269,6 @@ def _integers(tensor: Tensor, where: str) -> npt.NDArray[np.int64]:
 
 def _floats(tensor: Tensor, where: str) -> Floats:
     kinds = {"F32": GgmlType.F32, "F16": GgmlType.F16, "BF16": GgmlType.BF16}
-    if tensor.dtype not in kinds or len(tensor.shape) != 2:
+    if tensor.dtype not in kinds or len(tensor.shape) != 2 or 0 in tensor.shape:
         raise ModelError(f"{where}: scales are {tensor.dtype} of shape {tensor.shape}, a matrix of floats was expected")
     return Rows.stored(tensor.data, kinds[tensor.dtype], *tensor.shape).floats()

@@ -6,8 +6,11 @@ the model is a Qwen3.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from octavo.core.models.errors import ModelError
 from octavo.executors.loading.rope import Rope, frequencies
@@ -19,6 +22,10 @@ Weights: TypeAlias = "dict[str, torch.Tensor]"
 """fp32 tensors by our names: embed, norm, head (absent when tied), and per layer i, with optional `.bias` beside each
 linear: i.qkv.weight [(Hq + 2 Hkv) d, hidden], i.o.weight, i.gate_up.weight [2 inner, hidden], i.down.weight,
 i.attn_norm, i.mlp_norm. Heads are in Hugging Face's rotate-half order."""
+
+
+MOST_LAYERS, MOST_EXPERTS = 4096, 4096
+"""More than any model has: names are made for each, so a number that is damaged must end before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,11 @@ class Spec:
         for name in ("vocab_size", "hidden", "layers", "heads", "kv_heads", "head_dim", "inner", "context"):
             if getattr(self, name) < 1:
                 raise ModelError(f"the model's {name} is {getattr(self, name)}; it must be at least 1")
+        if self.layers > MOST_LAYERS or (self.experts and self.experts.count > MOST_EXPERTS):
+            most = f"{MOST_LAYERS} layers of {MOST_EXPERTS} experts are the most that can be read"
+            raise ModelError(
+                f"the model has {self.layers} layers of {self.experts.count if self.experts else 1}; {most}"
+            )
         if self.heads % self.kv_heads:
             raise ModelError(f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly")
         if self.head_dim % 2:
@@ -109,6 +121,10 @@ class Spec:
                 raise ModelError(f"{rotated} of {self.head_dim} dimensions of a head cannot be rotated in pairs")
             if rope.factors and len(rope.factors) != rotated // 2:
                 raise ModelError(f"{len(rope.factors)} rope factors for {rotated // 2} frequencies")
+            if not _turns(rope, self.head_dim):
+                raise ModelError(f"no text can be rotated by {rope.kind}, base {rope.theta}, factor {rope.factor}")
+        if not (math.isfinite(self.norm_eps) and self.norm_eps >= 0):
+            raise ModelError(f"the model's norms add {self.norm_eps}; it must be a small number")
         if self.experts and not 1 <= self.experts.used <= self.experts.count:
             raise ModelError(f"a token cannot go through {self.experts.used} of {self.experts.count} experts")
         if (experts := self.experts) and experts.groups:
@@ -118,6 +134,8 @@ class Spec:
                 )
             if experts.used > experts.groups_used * (experts.count // experts.groups):
                 raise ModelError(f"{experts.groups_used} groups of experts do not have {experts.used}")
+        if (latent := self.latent) and min(latent.rank, latent.rotated, latent.kept, latent.values) < 1:
+            raise ModelError(f"latent attention with sizes below 1 cannot be: {latent}")
         if (latent := self.latent) and (self.kv_heads, self.head_dim) != (1, latent.rank + latent.rotated):
             raise ModelError(f"latents of {latent.rank} + {latent.rotated} numbers, but a key head of {self.head_dim}")
         for name in ("rotations", "windows"):
@@ -172,6 +190,15 @@ class Spec:
         if self.head_dim % 16 or self.head_dim > 256:
             return f"heads of {self.head_dim}, only of multiples of 16 up to 256"
         return None
+
+
+def _turns(rope: Rope, head_dim: int) -> bool:
+    """Whether its angles are numbers."""
+    try:
+        with np.errstate(all="ignore"):
+            return bool(np.isfinite(frequencies(rope, head_dim)).all()) and math.isfinite(rope.scale)
+    except (ValueError, ArithmeticError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,10 @@ def read(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path} has {size} bytes, its header alone should end at {start}; fetch it again")
     try:
         header: dict[str, Any] = json.loads(mapped[8:start])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not a safetensors file: its header is not JSON ({error})") from None
+    if not isinstance(header, dict):
+        raise ModelError(f"{path} is not a safetensors file: its header is {type(header).__name__}, not an object")
     whole = np.frombuffer(mapped, dtype=np.uint8)
     return {name: _tensor(path, name, entry, whole[start:]) for name, entry in header.items() if name != "__metadata__"}
 
@@ -53,7 +55,7 @@ def read(path: Path) -> dict[str, Tensor]:
 def _tensor(path: Path, name: str, entry: dict[str, Any], data: npt.NDArray[np.uint8]) -> Tensor:
     try:
         dtype, shape, (first, last) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ModelError(f"{path}: the entry of tensor {name} is damaged: {entry!r}") from None
     if dtype not in SIZES:
         raise ModelError(f"{path}: tensor {name} is stored as {dtype}, which cannot be read")
@@ -62,6 +64,6 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], data: npt.NDArray[np.u
             f"{path}: tensor {name} ends {last - len(data)} bytes past the end of the file; "
             "it is cut short: fetch it again"
         )
-    if last - first != math.prod(shape) * SIZES[dtype]:
+    if min(shape, default=0) < 0 or last - first != math.prod(shape) * SIZES[dtype]:
         raise ModelError(f"{path}: tensor {name} of shape {shape} in {dtype} cannot take {last - first} bytes")
     return Tensor(dtype, shape, data[first:last])

@@ -384,6 +384,7 @@ void likely(OctLikely& ask, int32_t vocabulary) {
     none.clear();
     double least = double(reached_by(ask.logits, vocabulary, wanted));
     if (least - top - whole < ask.least + 1) least = double(NEVER);
+    least -= 1e-9;  // logits that differ by less can have one log-probability
     gather({ask.logits, vocabulary, &none, top}, least, 1, picks);
     for (Pick& one : picks) one.score = value(double(ask.logits[one.id]));
     wanted = std::min(wanted, int(picks.size()));  // of numbers that are none

@@ -196,3 +196,69 @@ def test_more_experts_than_there_are(tmp_path: Path, used: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": used}))
     with pytest.raises(ModelError, match=f"{used} of 5 experts"):
         from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("num_attention_heads", "six", "value that cannot be"),
+        ("hidden_size", [48], "value that cannot be"),
+        ("num_attention_heads", 0, "heads is 0; it must be at least 1"),
+        ("rms_norm_eps", float("nan"), "norms add nan"),
+        ("vocab_size", float("nan"), "value that cannot be"),
+        ("num_hidden_layers", 2**40, "1099511627776 layers; 4096 are the most"),
+        ("rope_parameters", {"rope_theta": -1.0}, "no text can be rotated"),
+        ("rope_parameters", 3, "value that cannot be"),
+        ("quantization_config", "gptq", "value that cannot be"),
+        ("quantization_config", {"quant_method": "compressed-tensors", "format": "pack-quantized",
+                                 "config_groups": {"a": {"weights": None}}}, "value that cannot be"),
+        ("quantization_config", {"quant_method": "fp8", "weight_block_size": [0, 128]}, "blocks of 0 x 128"),
+    ],
+)  # fmt: skip
+def test_numbers_of_a_config_that_cannot_be(folder: Path, key: str, value: object, word: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(ModelError, match=word) as error:
+        from_folder(folder)
+    assert one_line(error)
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "3", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_that_is_no_object(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(ModelError, match=r"JSON|weight_map|type None") as error:
+        from_folder(folder)
+    assert one_line(error)
+
+
+@pytest.mark.parametrize(
+    "header", [b"[]", b"[" * 100_000, b'{"x": {"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]}}']
+)
+def test_a_header_that_is_none(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(ModelError, match=r"header is|cannot take") as error:
+        tensorfile.read(tmp_path / "a.safetensors")
+    assert one_line(error)
+
+
+@pytest.mark.parametrize("name", ["q_proj", "kv_a_proj_with_mqa"])
+def test_rows_that_are_no_whole_heads(tmp_path: Path, name: str) -> None:
+    save_family("deepseek_v2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    whole = f"model.layers.1.self_attn.{name}.weight"
+    change(tmp_path, **{whole: tensors[whole][:7].clone()})
+    with pytest.raises(ModelError, match=rf"{name}.* has 7 rows") as error:
+        from_folder(tmp_path)
+    assert one_line(error)
+
+
+@pytest.mark.parametrize("key", ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim"])
+def test_latents_of_no_size(tmp_path: Path, key: str) -> None:
+    save_family("deepseek_v2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for value in (0, -16):
+        (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+        with pytest.raises(ModelError) as error:
+            from_folder(tmp_path)
+        assert one_line(error)

@@ -186,3 +186,9 @@ def test_what_is_kept_is_what_transformers_keeps() -> None:
         for seed in range(20):
             context = Context(Sampling(temperature=0.7, repetition=1.2, seed=seed, **options), 0, 12, ids)
             assert kept[drawing(len(row), levels()[-1]).sample(row, context)]
+
+
+def test_alternatives_that_differ_by_less_than_their_log_probabilities_tell() -> None:
+    row = np.linspace(0, 1e-18, 1000).astype(np.float32)
+    for isa in levels():
+        assert drawing(1000, isa).likely([Reported(row, 0, 3)])[0].top_ids == logprob(row, 0, 3).top_ids == [0, 1, 2]

@@ -212,7 +212,11 @@ def test_what_is_not_read_is_one_line(tmp_path: Path, how: dict[str, Any], word:
     [
         ("qzeros", None, "no qzeros"),
         ("scales", lambda tensor: tensor[:-1].clone(), "do not go with scales"),
-        ("g_idx", lambda tensor: tensor + 50, "is in group"),
+        ("g_idx", lambda tensor: tensor + 50, "is in group 50 of 6"),
+        ("g_idx", lambda tensor: tensor - 1, "is in group -1 of 6"),
+        ("g_idx", lambda tensor: tensor.long() + 2**32, "is in group 2147483647 of 6"),
+        ("qzeros", lambda tensor: tensor[:0].clone(), "32-bit words"),
+        ("scales", lambda tensor: tensor[:, :0].clone(), "a matrix of floats"),
         ("qweight", lambda tensor: tensor.float(), "32-bit words"),
     ],
 )
@@ -249,3 +253,13 @@ def test_blocks_of_scales_that_do_not_divide_the_matrix(tmp_path: Path) -> None:
     configure(tmp_path / "a", {"quant_method": "fp8", "weight_block_size": [32, 32]})
     with pytest.raises(ModelError, match=r"has scales \(.*\) for blocks of \(32, 32\)"):
         from_folder(tmp_path / "a")
+
+
+@pytest.mark.parametrize("shape", [[], [128], [128, 0], [128, -1], [128, 900]])
+def test_a_shape_of_packed_columns_that_cannot_be(tmp_path: Path, shape: list[int]) -> None:
+    given, _ = folders(tmp_path, _with_zero(compressed, {"zero": False}), _ct(4), zero=False)
+    tensors = load_file(given / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight_shape"] = torch.tensor(shape, dtype=torch.int64)
+    save_file(tensors, given / "model.safetensors")
+    with pytest.raises(ModelError, match=r"weight_shape .* does not go with 192"):
+        from_folder(given)

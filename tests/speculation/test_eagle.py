@@ -3,6 +3,7 @@ forked, cached, guessed wrong or preempted; and the published layouts are read."
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,9 @@ from octavo.executors.cpu.llama import KvPool, Llama
 from octavo.executors.drafting.contract import Draft, Want
 from octavo.executors.drafting.eagle import Eagle
 from octavo.executors.drafting.eagle_head import EagleHead, HeadSpec, load_head, save_head
-from octavo.executors.residents import Span
+from octavo.executors.drafting.ranking import ranked
+from octavo.executors.drafting.verification import Rule
+from octavo.executors.residents import Resident, Span
 from tests.executors.tiny import VOCAB, save_tiny
 from tests.speculation.conftest import CpuMaker, NativeMaker
 from tests.speculation.replica import Replica, asked
@@ -203,3 +206,41 @@ def test_a_head_of_the_third_kind_needs_three_layers(tiny: CpuMaker, tmp_path: P
 
 def test_memory_of_a_head_is_counted(kind: Kind) -> None:
     assert kind.head.token_bytes == 4 * (2 * KV_HEADS * HIDDEN // HEADS + HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("num_attention_heads", None, "lacks a size"),
+        ("num_attention_heads", 0, "lacks a size|no such|heads of"),
+        ("num_key_value_heads", 3, "4 heads of 12 on 3 for keys"),
+        ("head_dim", 11, "4 heads of 11"),
+        ("rope_theta", -1.0, "rope_theta -1"),
+        ("rope_scaling", "yarn", "lacks a size"),
+    ],
+)
+def test_sizes_of_a_head_that_cannot_be(tmp_path: Path, key: str, value: object, says: str) -> None:
+    save_head(tmp_path, random_head(True))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(ModelError, match=says) as error:
+        load_head(tmp_path, HIDDEN, VOCAB)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.9}, {"min_p": 0.1}], ids=str
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_a_head_has_no_guess_where_it_knows_nothing_that_may_come(
+    options: dict[str, float], temperature: float, rule: Rule
+) -> None:
+    sampling = Sampling(temperature=temperature, allowed=(90, 91), **options)  # type: ignore[arg-type]
+    resident = Resident(1, [1, 2], 2, 0, sampling)
+    logits = torch.randn(1, 60)
+    assert ranked(logits, torch.arange(60), [(resident, [])], 4, rule, VOCAB) == [[]]
+    assert ranked(logits, torch.arange(60) + 31, [(resident, [])], 1, rule, VOCAB) != [[]]
+    logits[0, 3] = torch.nan
+    free = Resident(1, [1, 2], 2, 0, Sampling(temperature=temperature, frequency=0.1, **options))  # type: ignore[arg-type]
+    assert ranked(logits, torch.arange(60), [(free, [])], 4, rule, VOCAB) == [[]]

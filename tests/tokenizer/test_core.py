@@ -478,6 +478,7 @@ SAMPLING: list[tuple[str, dict[str, Any]]] = [
     ("top_k", {"top_k": -2}),
     ("repetition_penalty", {"repetition": 0.0}),
     ("repetition_penalty", {"repetition": math.inf}),
+    ("repetition_penalty", {"repetition": math.ulp(0.0)}),  # a logit over it is no number
     ("presence_penalty", {"presence": 2.5}),
     ("presence_penalty", {"presence": math.nan}),
     ("frequency_penalty", {"frequency": -math.inf}),
