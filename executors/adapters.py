@@ -67,7 +67,7 @@ class Adapters(Generic[C, P]):
         self._held: dict[bytes, P] = {}
 
     def load(self, name: str, path: str) -> Adapter:
-        where = Path(path).expanduser().absolute()
+        where = _absolute(path)
         try:
             content = self._read(where)
             if content.digest not in self._held:
@@ -101,3 +101,13 @@ class Adapters(Generic[C, P]):
         if (why := self.missing(adapter)) is not None:
             raise AdapterError(why)
         return self._held[adapter.digest]
+
+
+def _absolute(path: str) -> Path:
+    """Raises `ModelError` for what can be none."""
+    if "\0" in path:
+        raise ModelError(f"{path!r} is no path: it has a zero byte")
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:  # ~NAME, and there is no such user
+        raise ModelError(f"{path} begins with the home folder of a user that this machine does not have") from None

@@ -26,6 +26,8 @@ from octavo.executors.loading.spec import Spec
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _OF_GGUF = {"gemma3": "gemma3_text", "gptneox": "gpt_neox", "qwen3moe": "qwen3_moe"}
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.(?:default\.)?weight")
+MOST = 1 << 31
+"""Of a rank or an alpha: more is no adapter's, and does not fit everywhere."""
 _PLAIN_START = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base's weights as they are."""
 _REFUSED = (
@@ -95,7 +97,10 @@ def read(folder: Path, spec: Spec) -> Lora:
         digest.update(f"{module} {down.shape} {up.shape}".encode() + np.float64(scale).tobytes())
         digest.update(down.data)
         digest.update(up.data)
-        scaled = np.ascontiguousarray(up[site.order] * np.float32(scale))
+        with np.errstate(over="ignore"):  # told by name
+            scaled = np.ascontiguousarray(up[site.order] * np.float32(scale))
+        if not np.isfinite(scaled).all():
+            raise ModelError(f"{folder}: {module} times its scale, {scale:g}, is not finite in 32 bits")
         parts.setdefault(site.matrix, []).append(Part(site.start, down, scaled))
         modules[module.rpartition(".")[2]] = max(rank, modules.get(module.rpartition(".")[2], 0))
     return Lora({name: tuple(each) for name, each in parts.items()}, digest.digest()[:16], _about(modules))
@@ -173,7 +178,8 @@ def _matrix(folder: Path, name: str, tensor: tensorfile.Tensor) -> Floats:
 def _rank_and_scale(folder: Path, config: Mapping[str, Any], module: str) -> tuple[int, float]:
     rank = _patterned(folder, config, "rank_pattern", module, config.get("r"))
     alpha = _patterned(folder, config, "alpha_pattern", module, config.get("lora_alpha", 8))
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    numbers = isinstance(rank, int) and isinstance(alpha, int | float)
+    if not numbers or not 1 <= rank <= MOST or not abs(alpha) <= MOST:  # false for NaN as well
         raise ModelError(
             f"{folder / CONFIG} has rank {rank!r} and lora_alpha {alpha!r} for {module}; numbers are expected"
         )
@@ -182,7 +188,10 @@ def _rank_and_scale(folder: Path, config: Mapping[str, Any], module: str) -> tup
 
 def _patterned(folder: Path, config: Mapping[str, Any], key: str, module: str, otherwise: Any) -> Any:
     """The first pattern that is the module's name or an end of it, as PEFT has it."""
-    for pattern, value in (config.get(key) or {}).items():
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise ModelError(f"{folder / CONFIG}: {key} is {patterns!r}; an object of patterns is expected")
+    for pattern, value in patterns.items():
         try:
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return value

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
+from octavo.executors.adapters import Adapters
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.loading.peft import Lora, read
 from octavo.executors.loading.spec import Spec
@@ -83,6 +84,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"r": "many"},
         "has rank 'many' and lora_alpha 3 for model.layers.0.mlp.down_proj; numbers are expected",
     ),
+    "many ranks": ({"r": 10**400}, "numbers are expected"),
+    "much alpha": ({"lora_alpha": 10**400}, "numbers are expected"),
+    "patterns": ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is ['q_proj']; an object of patterns is expected"),
     "pattern": ({"rank_pattern": {"q_proj(": 7}}, "rank_pattern has the pattern 'q_proj('"),
     "alora": ({"alora_invocation_tokens": [1, 2]}, "has activated LoRA, which is not served"),
 }
@@ -111,6 +115,8 @@ def test_bad_tensors_are_named(copy: Path, spec: Spec) -> None:
     assert "model.layers.1.self_attn.q_proj has lora_A alone" in told(copy, spec)
     retensor(copy, l1__q_proj__B=torch.full((48, 7), torch.nan))
     assert "q_proj.lora_B.weight has numbers that are not finite" in told(copy, spec)
+    retensor(copy, l1__q_proj__B=torch.full((48, 7), 3e38))
+    assert "model.layers.1.self_attn.q_proj times its scale" in told(copy, spec)
     retensor(copy, l1__q_proj__B=torch.ones(47, 7))
     assert "wants (7, 48) and (48, 7)" in told(copy, spec)
 
@@ -122,6 +128,14 @@ def test_what_cannot_be_adapted_is_named(copy: Path, spec: Spec) -> None:
     assert f"{copy} adapts lm_head; of this model can be adapted: down_proj, gate_proj, " in told(copy, spec)
     save_file(tensors | {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 97)}, path)
     assert "embed_tokens.lora_embedding_A is of no LoRA that is served" in told(copy, spec)
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "/a\0b", "x" * 5000])
+def test_what_can_be_no_path_is_told_in_a_line(path: str, spec: Spec) -> None:
+    """The executor that is asked to read it goes on."""
+    held = Adapters(lambda folder: read(folder, spec), lambda lora: lora)
+    with pytest.raises(ModelError, match=r"^[^\n]+$"):
+        held.load("odd", path)
 
 
 def test_files_that_are_missing_or_cut(copy: Path, spec: Spec, tmp_path: Path) -> None:
