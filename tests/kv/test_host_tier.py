@@ -61,6 +61,27 @@ def test_what_does_not_fit_the_pool_is_not_brought_back() -> None:
     assert kv.match([*PROMPT, 1]) == 8
 
 
+def test_what_one_open_pushes_out_another_of_the_same_step_brings_back() -> None:
+    kv = with_host(blocks=4, host_blocks=8)
+    memory = np.zeros(4 + 8, dtype=np.int64)
+    wrote: dict[int, list[int]] = {}
+    for number, ids in enumerate((PROMPT, OTHER, [1] * 12), 1):
+        bind, _ = kv.prefill(0, number, ids)
+        memory[bind.copy_dst] = memory[bind.copy_src]
+        memory[bind.delta_block] = wrote[number] = [10 * number + i for i in range(len(bind.delta_block))]
+        bind, _, _ = kv.plan(release_slot=col([0]), release_open_id=col([number]))
+        assert not len(bind.copy_src)
+    places = kv.core.pool.host
+    assert places is not None
+    assert len(places) == 3, "all of the first, the end of the second"
+    opens = [Open(i, 7 + i, col([*ids, 1]), 11, 8, 0, Sampling(), b"n") for i, ids in enumerate((PROMPT, OTHER))]
+    bind, ack, _ = kv.plan(opens=opens)
+    assert not len(ack.rebase_end)
+    assert set(bind.copy_src.tolist()) & set(bind.copy_dst.tolist()), "read before it is written"
+    memory[bind.copy_dst] = memory[bind.copy_src]
+    assert [memory[table].tolist() for table in kv.core.tables()] == [wrote[1][:2], wrote[2][:2]]
+
+
 def test_without_places_nothing_is_swapped() -> None:
     kv = Kv(blocks=4)
     kv.prefill(0, 1)
