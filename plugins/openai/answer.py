@@ -202,6 +202,9 @@ class Answer(Response):
             self._charged += output
             self._caller.account.spend(prompt, output)
 
+    def _charge_output(self, n: int) -> None:
+        self._charge(output=n)
+
     def _end(self, outcome: Outcome) -> None:
         """Note what it has used, as far as is known: of a whole answer, what its usage says; of another, the tokens
         that have come, taken or not. What was refused has cost nothing. Only the first word counts."""
@@ -227,7 +230,8 @@ class Answer(Response):
         if params.max_tokens == 0:
             return await measured(self._engine, prompt, params.n, request_id)
         if self._asked.beams is not None:
-            search = Searcher(self._engine, self._generate, self._asked.beams, params, request_id)
+            charge = self._charge_output
+            search = Searcher(self._engine, self._generate, self._asked.beams, params, request_id, charge)
             return search.start(prompt, tasks)
         return await self._generate(prompt, params, request_id, received_ns)
 
@@ -351,7 +355,8 @@ class Answer(Response):
         if news.finish not in (None, "stop", "length"):
             raise failed(news.finish, news.reason)
         self._total.add(news)
-        self._charge(output=len(news.ids))
+        if self._asked.beams is None:  # a search's have been charged as they came
+            self._charge_output(len(news.ids))
         return news
 
     async def _begin(self, send: Send) -> None:

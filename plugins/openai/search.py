@@ -48,7 +48,8 @@ class _Step(NamedTuple):
 
 
 class Searcher:
-    """One search for one prompt. `open_request(prompt, params, request_id)` opens a request of the engine."""
+    """One search for one prompt. `open_request(prompt, params, request_id)` opens a request of the engine; `generated`
+    is told how many tokens have come, as they come."""
 
     def __init__(
         self,
@@ -57,8 +58,10 @@ class Searcher:
         search: BeamSearch,
         params: Params,
         request_id: str,
+        generated: Callable[[int], None],
     ) -> None:
         self._words = words
+        self._generated = generated
         self._open = open_request
         self._search = search
         self._params = params
@@ -138,8 +141,9 @@ class Searcher:
                     stream.feed(Row(self._request_id, 0, 0, 0, [], "", last.finish, last.reason))
                     return None
                 steps.append(_Step(next(piece for piece in pieces if piece.ids), prompt_tokens, one.ends))
+                stream.unseen_tokens += 1
+                self._generated(1)
         self._steps += 1
-        stream.unseen_tokens += len(prompts)
         return steps
 
     async def _answer(self, stream: Stream, beams: Beams, prompt: list[int], first: _Step) -> None:

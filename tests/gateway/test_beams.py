@@ -6,6 +6,8 @@ That the real engine gives transformers' beams is `tests/e2e/test_beams.py`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -21,7 +23,9 @@ from octavo.core.config.schema import Config, ServerConfig
 from octavo.core.messages import Ids, Params, Prompt, Row, TextLogprob, Usage
 from octavo.plugins.openai.app import build_app
 from octavo.plugins.openai.beams import Beams, BeamSearch, EarlyStopping, Option
+from octavo.plugins.openai.tenants.usage import report
 from tests.gateway.conftest import FakeEngine
+from tests.gateway.tenants import Clock, bearer, guarded, make
 from tests.gateway.test_errors import error
 from tests.gateway.test_generate import events, post
 
@@ -332,3 +336,26 @@ async def test_a_client_that_leaves_cancels_the_step(engine: ModelEngine) -> Non
         await app(scope, receive, send)
     assert len(engine.seen) == 7
     assert set(engine.cancelled) == {request_id for request_id, _, _ in engine.seen[4:]}
+
+
+@pytest.mark.anyio
+async def test_tokens_of_a_search_count_as_they_come(engine: ModelEngine, tmp_path: Path) -> None:
+    """Against the limits of its key while it goes on, and in the ledger when its client leaves."""
+    key = make(tmp_path / "keys.db", "alice", "--output-tokens-per-minute", "1000")
+    engine.blocked_at = 4
+    body = {"prompt": "ab", "use_beam_search": True, "n": 3, "max_tokens": 6}
+    async with guarded(tmp_path / "keys.db", engine, Clock()) as (http, accounts):
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(http.post, "/v1/completions", json=body, headers=bearer(key)))
+                while len(engine.seen) < 7:
+                    await anyio.sleep(0.001)
+                account = accounts.open(accounts.find(key) or pytest.fail("it is not known"))
+                assert account.headers()["x-ratelimit-remaining-output-tokens"] == "996"
+                tasks.cancel_scope.cancel()
+        accounts.ledger.flush()
+        assert [(row["cancelled"], row["prompt"], row["output"]) for row in report(tmp_path / "keys.db")] == [(1, 2, 4)]
+        engine.blocked_at, engine.silent = None, False
+        answer = (await http.post("/v1/completions", json=body, headers=bearer(key))).json()
+        left = 996 - answer["usage"]["completion_tokens"]
+        assert account.headers()["x-ratelimit-remaining-output-tokens"] == str(left)
