@@ -6,6 +6,7 @@ Knows nothing of steps or of peers; what it has to tell goes into the outbox.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from octavo.core.machine import Outbound
 from octavo.core.messages import Match, Matched, Message, Refused, Role, col
@@ -15,6 +16,9 @@ from octavo.core.scheduler.rows import Rows
 from octavo.core.scheduler.sequence import Request, Sequence, State
 from octavo.core.scheduler.waiting import Queue
 from octavo.core.trace.catalogue import Event, RequestFailed, RequestFinished, RequestMatched
+
+LOOKED_AT = 64
+"""Waiting sequences that may be matched anew after a step."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,23 @@ class Book:
             sequence.hint = None
             if sequence.state is State.WAITING:
                 self.queue.changed(sequence)
+        self._ask(sequence)
+
+    def look_again(self, leader: Sequence, block_size: int) -> None:
+        """Ask anew for the matches of the first that wait and would go on as `leader` does, by a block at least. What
+        is known of them holds until the answer is here."""
+        asked = leader.request.asked
+        for sequence in islice(self.queue, LOOKED_AT):
+            hint = sequence.hint
+            if hint is None or sequence.fork_of is not None or sequence.seq_id in self._unmatched:
+                continue
+            end, request = hint + block_size, sequence.request
+            if end >= len(sequence.tokens) or request.asked.namespace != asked.namespace or request.computes_prompt:
+                continue
+            if leader.tokens[hint:end] == sequence.tokens[hint:end]:
+                self._ask(sequence)
+
+    def _ask(self, sequence: Sequence) -> None:
         self._unmatched[sequence.seq_id] = sequence
         if self.can_match:
             namespace = sequence.request.asked.namespace
@@ -69,7 +90,9 @@ class Book:
         if sequence is None or sequence.state is not State.WAITING:
             return
         computes = sequence.request.computes_prompt
-        sequence.hint = 0 if computes else min(answer.cached, len(sequence.tokens) - 1)
+        known, sequence.hint = sequence.hint, 0 if computes else min(answer.cached, len(sequence.tokens) - 1)
+        if sequence.hint == known:
+            return
         self.queue.changed(sequence)
         self.outbox.events.append(
             RequestMatched(

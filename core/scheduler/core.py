@@ -137,6 +137,7 @@ class SchedulerCore:
         self._planner.wake_ns = None
         if self._kv_ready and self._executor_up:
             self._steps.plan(now_ns)
+            self._steps.look_again()
         outbox.events += self._host.drain_events()
         wakeups = [at for at in (self._intake.orphans_at, self._planner.wake_ns) if at is not None]
         return Outputs(outbox.messages, outbox.events, min(wakeups, default=None))

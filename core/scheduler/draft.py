@@ -40,6 +40,8 @@ class Outstanding:
     """1 where the item samples, else 0."""
     most: Col
     """Most tokens it may yield."""
+    chunked: list[Sequence]
+    """Those that had a chunk of their prompt computed."""
 
 
 @dataclass(slots=True)

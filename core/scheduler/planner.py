@@ -316,6 +316,7 @@ class Planner:
             sequences=[s for slot in items.tolist() if (s := slots.sequences[slot]) is not None],
             yields=yields,
             most=most,
+            chunked=[s for slot, _, _ in draft.chunks if (s := slots.sequences[slot]) is not None],
         )
         self.ledger.debit(draft.step, draft.debit, int(release_blocks.sum()) if releases else 0)
         planned = StepPlanned(

@@ -30,6 +30,8 @@ class Steps:
         self._planner = planner
         self._depth = depth
         self._outstanding: dict[int, Outstanding] = {}
+        self._computed: list[Sequence] = []
+        """Whose prompts went on with the results since the last look at who waits."""
 
     def plan(self, now_ns: int) -> None:
         """As many steps as may be under way."""
@@ -51,6 +53,13 @@ class Steps:
             for sequence in planner.room.sent_back:
                 book.ask_match(sequence)
             planner.room.sent_back.clear()
+
+    def look_again(self) -> None:
+        """What was computed just now may be what others wait to compute: those that begin alike are matched anew,
+        behind the plan with which it enters the tree."""
+        for leader in self._computed:
+            self._book.look_again(leader, self._slots.block_size)
+        self._computed.clear()
 
     def _refuse(self, now_ns: int, request: Request) -> None:
         left_ms = ((request.asked.deadline_ns or 0) - now_ns) / 1e6
@@ -98,6 +107,7 @@ class Steps:
         if outstanding is None:
             return  # of a step that a recovery has given up
         self._planner.taken = result.step
+        self._computed += outstanding.chunked
         slots, rows = self._slots, Rows()
         current = slots.open_id[outstanding.slot] == outstanding.open_id
         mine = outstanding.slot[current]
@@ -278,6 +288,7 @@ class Steps:
     def recover(self, now_ns: int) -> None:
         """The KV is lost: every resident sequence waits to be computed again, and nothing under way counts."""
         self._outstanding.clear()
+        self._computed.clear()
         self._book.observations.lost()
         self._book.can_match = False
         for slot in np.flatnonzero(self._slots.active).tolist():

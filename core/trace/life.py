@@ -186,7 +186,8 @@ class _Teller:
             case RequestQueued():
                 self._cut(ts_ns, "queue")
             case RequestMatched():
-                life.matched = life.matched or event
+                if life.matched is None or self._phase == "queue":  # it may find more, the longer it waits
+                    life.matched = event
             case RequestBlocked():
                 if self._phase in QUEUEING:
                     self._cut(ts_ns, self._phase)
