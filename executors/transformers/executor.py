@@ -145,7 +145,7 @@ def _spec(model: PreTrainedModel) -> Spec:
         inner=int(getattr(config, "intermediate_size", None) or config.hidden_size),
         norm_eps=0.0,
         context=context,
-        rope=Rope(0.0),
+        rope=Rope(1.0),
     )
 
 

@@ -147,24 +147,3 @@ OCT_API double oct_read_bandwidth(int32_t threads, uint64_t bytes, int32_t repea
     }
     return best;
 }
-
-OCT_API double oct_byte_rate(int32_t level, int32_t threads, int32_t repeats) {
-    struct Multiply : octavo::Job {
-        const octavo::Isa* isa;
-        std::vector<int64_t> done;
-        void run(uint32_t, uint32_t chunk, uint32_t, int) override { done[chunk] = isa->byte_products(5000); }
-    } job;
-    job.isa = &octavo::isa_of(level < oct_isa_best() ? level : oct_isa_best());
-    job.done.assign(size_t(threads) * 8, 0);
-    octavo::Team team(threads);
-    double best = 0;
-    for (int i = 0; i < repeats; i++) {
-        const auto start = std::chrono::steady_clock::now();
-        team.run(job, {uint32_t(threads) * 8});
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-        double all = 0;
-        for (int64_t one : job.done) all += double(one);
-        if (all / took.count() > best) best = all / took.count();
-    }
-    return best;
-}

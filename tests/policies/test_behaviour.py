@@ -290,7 +290,7 @@ def test_adaptive_speculation_follows_what_is_right() -> None:
     engine = Engine(chosen(speculation="adaptive"))
     engine.run([Asked(0, 12, 200)])
     adaptive = load_policy("speculation", "adaptive", {})
-    running = scene("", 0, 12).running
+    running = scene("", 0, 2).running
     step = replace(scene("", 0, 0).step, step=1)
     wide = int(adaptive.draft_lengths(step, running).max())
     crowd = scene("", 0, 1024).running
