@@ -161,14 +161,15 @@ def test_deadline_keeps_more_deadlines_than_order_of_arrival_when_there_are_too_
 
 
 def test_prefix_first_finds_more_of_the_prompts_cached_than_order_of_arrival() -> None:
-    """Questions about 32 documents, of which the pool holds half."""
+    """Questions about 32 documents, of which the pool holds half. In order of arrival, too, who waits shares what is
+    computed meanwhile."""
 
     def load() -> Iterator[Session]:
         return together(Draw(6).requests(150, prompt=50, output=40, rate=14.0, shared=1024, of=32))
 
     small = ("kv.tokens=16384", "scheduler.max_sequences=8")
     in_order, first = (run(load(), *small, f"policies.batching={name}") for name in ("fcfs", "prefix-first"))
-    assert first.hit_rate > 1.4 * in_order.hit_rate
+    assert first.hit_rate > 1.25 * in_order.hit_rate
     assert the(first.ttft).mean < 0.75 * the(in_order.ttft).mean
     assert first.requests_per_s > in_order.requests_per_s
 
