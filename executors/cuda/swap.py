@@ -24,6 +24,8 @@ class HostPool:
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """As if all were read before any is written; a pair has a block on one side at least."""
+        if not pairs:
+            return
         inner = [(source, target) for source, target in pairs if max(source, target) < self._blocks]
         out = [(source, target - self._blocks) for source, target in pairs if target >= self._blocks]
         back = [(source - self._blocks, target) for source, target in pairs if source >= self._blocks]
