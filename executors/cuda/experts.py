@@ -28,11 +28,9 @@ class Mixture:
         self, experts: Experts, router: Linear, gate_up: list[Tensor], down: list[Tensor], gated: Gated, *, exact: bool
     ) -> None:
         self._experts, self._router, self._gated = experts, router, gated
-        self._alone = [(Linear(up, None, True), Linear(d, None, True)) for up, d in zip(gate_up, down, strict=True)]
-        self._grouped: tuple[Tensor, Tensor] | None = None
-        if not exact:
-            self._alone = []
-            self._grouped = tuple(torch.stack(each).transpose(1, 2) for each in (gate_up, down))  # type: ignore[assignment]
+        pairs = zip(gate_up, down, strict=True)
+        self._alone = [(Linear(up, None, True), Linear(d, None, True)) for up, d in pairs] if exact else []
+        self._grouped = None if exact else (_stacked(gate_up), _stacked(down))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, hidden] to [n, hidden]."""
@@ -64,3 +62,8 @@ class Mixture:
         given[order] = F.grouped_mm(inner, down, offs=ends)
         mixed: Tensor = (given.view(len(x), used, -1).float() * weights.unsqueeze(-1)).sum(dim=1)
         return mixed.to(x.dtype)
+
+
+def _stacked(weights: list[Tensor]) -> Tensor:
+    """[experts, in, out], as grouped products take them."""
+    return torch.stack(weights).transpose(1, 2)
