@@ -186,13 +186,18 @@ def test_a_head_without_end_is_cut_off(endless: bytes) -> None:
             parts = urlsplit(url)
             connection.connect((parts.hostname, parts.port))
             connection.sendall(before + (b"" if endless.startswith(b"GET") else b"GET /ping HTTP/1.1\r\nx-long: "))
-            sent = 0
-            with suppress(ConnectionError):
-                while sent < 4 * 1024 * KIB:
-                    connection.sendall(endless)
-                    sent += len(endless)
-            assert sent < 4 * 1024 * KIB, "it was taken without end"
+            cut_off(connection, endless, 4 * 1024 * KIB)
         eventually("no connection is left", lambda: not server.server_state.connections)
+
+
+def cut_off(connection: socket.socket, endless: bytes, most: int) -> None:
+    """Send the same again and again: the server must end the connection before `most` bytes."""
+    sent = 0
+    with suppress(ConnectionError):
+        while sent < most:
+            connection.sendall(endless)
+            sent += len(endless)
+    assert sent < most, "it was taken without end"
 
 
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -213,12 +218,7 @@ def test_what_a_body_has_beside_itself_is_cut_off_too(begun: bytes, endless: byt
         connection = stack.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0)))
         connection.settimeout(PATIENCE_S)
         connection.sendall(CHUNKED + begun)
-        sent = 0
-        with suppress(ConnectionError):
-            while sent < 16 * 1024 * KIB:
-                connection.sendall(endless)
-                sent += len(endless)
-        assert sent < 16 * 1024 * KIB, "it was taken without end"
+        cut_off(connection, endless, 16 * 1024 * KIB)
         eventually("no connection is left", lambda: not server.server_state.connections)
 
 
