@@ -158,7 +158,7 @@ async def test_a_pool_too_small_preempts_and_changes_no_answer(undisturbed: list
     with daemon(*sizes, gateway=True, model="default") as small:
         await anyio.to_thread.run_sync(small.wait_ready)
         assert await read_all(small) == undisturbed
-        assert small.events("request.preempted")
+        small.told("request.preempted")
         await anyio.to_thread.run_sync(eventually, "nothing is held", lambda: nothing_held(small))
 
 

@@ -133,8 +133,7 @@ async def test_a_client_that_disconnects_leaves_nothing_running(served: Daemon, 
         await until(served, "it runs", lambda running: not is_idle(running))
         tasks.cancel_scope.cancel()
     await until(served, "nothing runs", is_idle)
-    cancelled = served.events("request.cancelled")
-    assert cancelled
+    served.told("request.cancelled")
 
 
 @pytest.mark.parametrize("role", ["tokenizer", "scheduler"])

@@ -34,6 +34,10 @@ def expected(service: Daemon) -> dict[int, str]:
     return anyio.run(answers, service.run_dir)
 
 
+def trips(service: Daemon, name: str) -> list[dict[str, object]]:
+    return [event for event in service.events("policy.tripped") if event["policy"] == name]
+
+
 @pytest.mark.parametrize(
     ("group", "name", "role", "why"),
     [
@@ -51,7 +55,8 @@ def test_a_policy_that_takes_its_process_with_it_is_switched_off(
     after = eventually("another process", lambda: service.wait_replaced(role, before.pid or 0)[role])
     assert after.restarts > before.restarts
 
-    tripped = [event for event in service.events("policy.tripped") if event["policy"] == name]
+    eventually("the trip is told", lambda: trips(service, name))
+    tripped = trips(service, name)
     assert len(tripped) == 1
     assert why in str(tripped[0]["why"])
     eventually("status counts it", lambda: service.actors()[role].stats.get("policy_tripped"))

@@ -99,8 +99,25 @@ class Daemon:
         return self.process.wait(PATIENCE_S)
 
     def events(self, name: str) -> list[dict[str, object]]:
-        """Events of that name that are in the trace so far."""
+        """Events of that name that are in the trace so far: a process writes a little after it has acted."""
         return [event for event in lines(self.run_dir) if event["event"] == name]
+
+    def told(self, name: str, least: int = 1) -> list[dict[str, object]]:
+        """Events of that name, once the trace has so many."""
+
+        def enough() -> list[dict[str, object]] | None:
+            found = self.events(name)
+            return found if len(found) >= least else None
+
+        return eventually(f"{least} times {name}", enough)
+
+    def is_written(self) -> bool:
+        """Whether the last step that the trace says is complete is there from all who had a part in it."""
+        last = dict.fromkeys(("step.completed", "step.bound", "step.executed"), 0)
+        for event in lines(self.run_dir):
+            if (name := event["event"]) in last:
+                last[name] = max(last[name], event["step"])
+        return last["step.completed"] <= min(last.values())
 
 
 @contextmanager

@@ -94,10 +94,10 @@ def test_a_process_that_hangs_is_killed_and_replaced() -> None:
         service.wait_ready()
         stopped = service.kill("scheduler", signal.SIGSTOP)
         service.wait_replaced("scheduler", stopped)
-        (stalled,) = service.events("actor.stalled")
+        (stalled,) = service.told("actor.stalled")
         assert stalled["actor"] == "scheduler"
         assert "silent" in str(stalled["why"])
-        assert {event["actor"] for event in service.events("actor.restarted")} == {"scheduler"}
+        assert {event["actor"] for event in service.told("actor.restarted")} == {"scheduler"}
 
 
 def test_a_model_that_is_not_there_ends_the_start_and_is_named() -> None:

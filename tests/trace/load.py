@@ -67,6 +67,7 @@ def mixed_load(running: Daemon, count: int) -> dict[str, Seen]:
     anyio.run(_mixed, running.run_dir, count, seen)
     ends = sum(len(request.finishes) for request in seen.values())
     eventually("every end is in the trace", lambda: ended(running.run_dir) == ends)
+    eventually("so is every step", running.is_written)
     return seen
 
 
