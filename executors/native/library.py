@@ -72,6 +72,7 @@ class Isa(IntEnum):
     PLAIN = 0
     AVX2 = 1
     AVX512 = 2
+    AMX = 3
 
 
 class CMatrix(c.Structure):

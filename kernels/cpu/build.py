@@ -23,9 +23,13 @@ SOURCES = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi")
 # A product and a sum must not become one operation here and two there: a row's bits would depend on its tile.
 _EXACT = ("-ffp-contract=off",)
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c")
+# Compilers before g++ 11 and clang++ 12 do not take these; the library is then without that level.
+_AMX = ("-mamx-tile", "-mamx-int8", "-mamx-bf16")
 _LEVELS = {
     "isa_avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "isa_avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"),
+    "isa_avx512": _AVX512,
+    "isa_amx": (*_AVX512, *_AMX),
 }
 _UNITS = ("dispatch", "matrix", "sample", "step", "team")
 # What an x86 without AVX2 takes, which is hardly ever run: -O1 builds it in a fifth of the time of -O3. Other machines
@@ -94,15 +98,26 @@ def _key(units: dict[str, tuple[str, ...]]) -> str:
 
 
 def _build(compiler: str, units: dict[str, tuple[str, ...]], folder: Path, extra: tuple[str, ...]) -> Path:
+    unknown = _AMX if not _takes(compiler, _AMX, folder) else ()
+
     def compile_unit(name: str) -> str:
-        target = str(folder / f"{name}.o")
-        _run([compiler, *units[name], "-c", str(SOURCES / f"{name}.cpp"), "-o", target])
+        target, flags = str(folder / f"{name}.o"), [flag for flag in units[name] if flag not in unknown]
+        _run([compiler, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", target])
         return target
 
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(compile_unit, units))
     _run([compiler, "-shared", "-pthread", *extra, *objects, "-o", str(folder / "cpu.so")])
     return folder / "cpu.so"
+
+
+def _takes(compiler: str, flags: tuple[str, ...], folder: Path) -> bool:
+    target = str(folder / "empty.o")
+    try:
+        _run([compiler, *flags, "-x", "c++", "-c", os.devnull, "-o", target])
+    except BuildError:
+        return False
+    return True
 
 
 def _run(command: list[str]) -> str:

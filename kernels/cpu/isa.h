@@ -100,9 +100,17 @@ struct Isa {
     void (*activate)(int act, bool gated, const float* x, int n, float* out);
 };
 
+// What AMX has of its own, and may be run only where the system lets this process have tile registers. The rest of that
+// level is AVX-512's, and a row's bits are.
+struct Tiled {
+    decltype(Isa::product) product;
+    decltype(Isa::byte_products) byte_products;
+};
+
 extern const Isa isa_plain;
 #if defined(__x86_64__)
 extern const Isa isa_avx2, isa_avx512;
+extern const Tiled tiled_amx;
 #endif
 const Isa& isa_of(int level);
 

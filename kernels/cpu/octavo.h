@@ -172,7 +172,8 @@ struct OctLikely {
 
 struct OctModel;
 
-OCT_API int32_t oct_isa_best(void);  // the best level that this processor has: 0 plain, 1 AVX2, 2 AVX-512 VNNI
+// The best level that this processor has: 0 plain, 1 AVX2, 2 AVX-512 VNNI, 3 AMX beside it, which Linux is asked for (once).
+OCT_API int32_t oct_isa_best(void);
 // Fill in all of a matrix but `data`, which takes blocks · block_bytes, aligned to 64, zeroed. 0, or -1: columns go in
 // whole groups of 32, those of K4, K5 and K6 in groups of 256.
 OCT_API int32_t oct_matrix_shape(OctMatrix*, int32_t kind, int32_t rows, int32_t cols);

@@ -1,0 +1,13 @@
+#include "vec_avx512.h"
+#include "isa.h"
+
+#if defined(__AMX_INT8__) || defined(OCTAVO_PLAIN_TILES)
+#include "vec_amx.h"
+#include "tiled.h"
+
+const octavo::Tiled octavo::tiled_amx {
+    tiled_product, tiled_byte_products,
+};
+#else  // a compiler that does not know AMX
+const octavo::Tiled octavo::tiled_amx {};
+#endif
