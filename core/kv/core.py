@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from octavo.core.kv.host import HostTier
+from octavo.core.kv.namespaces import Namespaces
 from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
@@ -140,8 +140,8 @@ class KvCore:
         self._told = -1
         """The available blocks that the scheduler knows of."""
         self._computed: list[_Computed] = []
-        self._tenants: dict[bytes, int] = {}
-        """Index of each cache namespace, for eviction policies: every tenant has its own."""
+        self._namespaces = Namespaces()
+        """Every tenant has its own; their numbers are for eviction policies."""
 
     @property
     def policy_stats(self) -> dict[str, int]:
@@ -184,7 +184,9 @@ class KvCore:
     @property
     def cached_by_namespace(self) -> dict[str, int]:
         """Blocks in the prefix tree by the first bytes of their namespace, of those with the most."""
-        most = sorted(zip(self.pool.tenant_blocks, self._tenants, strict=False), reverse=True)[:SHOWN_NAMESPACES]
+        held = self.pool.tenant_blocks
+        each = [(held[index], name) for name, index in self._namespaces.items() if index < len(held)]
+        most = sorted(each, reverse=True)[:SHOWN_NAMESPACES]
         return {namespace_name(name): blocks for blocks, name in most if blocks}
 
     def by_tenant(self) -> list[tuple[str, int, int]]:
@@ -219,14 +221,14 @@ class KvCore:
     def _flush(self, flush: Flush) -> KvFlushed:
         """Also of what is resident nothing enters the tree any more, if it is what is to be flushed or hangs on it.
         Host memory is emptied whatever is meant: of what is there only keys are known."""
-        names = self.pool.tenants
-        chosen = {index for index in self._tenants.values() if flush.tenant is None or names[index] == flush.tenant}
+        tenants = self._namespaces.tenants
+        chosen = {i for _, i in self._namespaces.items() if flush.tenant is None or tenants[i] == flush.tenant}
         prefix = np.ascontiguousarray(flush.ids, dtype=np.int32).tobytes()
         freed, in_use = self.pool.flush(chosen, prefix)
         for residency in self._residencies:
             if residency is None:
                 continue
-            meant = self._tenants[residency.namespace] in chosen and residency.begins_with(prefix)
+            meant = self._namespaces[residency.namespace] in chosen and residency.begins_with(prefix)
             if meant or not all(map(self.pool.is_cached, residency.table[: len(residency.keys)])):
                 residency.cut = True
         places = 0 if self.pool.host is None else self.pool.host.clear()
@@ -342,7 +344,7 @@ class KvCore:
         if not self._caching or residency.cut:
             return
         size, table, keys = self._block_size, residency.table, residency.keys
-        tenant = self._tenants[residency.namespace]
+        tenant = self._namespaces[residency.namespace]
         for i in range(len(keys), min(upto, len(residency.tokens)) // size):
             tokens = residency.tokens[i * size : (i + 1) * size].tobytes()
             key = chain_key(keys[-1] if keys else residency.namespace, tokens)
@@ -411,7 +413,7 @@ class KvCore:
             return Matched(match.seq, end, "tenant", elsewhere)
         parent_key, parent = found[-1] if found else (match.namespace, NO_BLOCK)
         tokens = match.ids[end : end + size].tobytes()
-        tenant = self._tenants.get(match.namespace, -1)
+        tenant = self._namespaces.get(match.namespace)
         miss = self.pool.why_missing(chain_key(parent_key, tokens), parent, tokens, tenant)
         return Matched(match.seq, end, miss.reason, end + miss.common, miss.evicted_ns, swapped)
 
@@ -419,7 +421,7 @@ class KvCore:
         """Tokens from the start that the tree has for somebody else: none, or the first block's. Only to tell why a
         prefix is not found, so only the latest namespaces are looked at; and always all of these, lest the time that it
         takes tell one tenant what another has asked."""
-        others = [name for name in islice(reversed(self._tenants), COMPARED_TENANTS) if name != match.namespace]
+        others = [name for name in self._namespaces.latest(COMPARED_TENANTS) if name != match.namespace]
         first = min(limit, self._block_size)
         return self._block_size if sum(len(self._lookup(name, match.ids, first)) for name in others) else 0
 
@@ -434,15 +436,14 @@ class KvCore:
         if not self._slot_is_free(binding, o.slot, o.open_id):
             return
         cached = self._lookup(o.namespace, o.ids, min(o.cached, len(o.ids) - 1))
-        if o.namespace not in self._tenants:
-            self._tenants[o.namespace] = len(self._tenants)
-            self.pool.tenants = (*self.pool.tenants, o.tenant)
+        tenant = self._namespaces.take(o.namespace, o.tenant, self._held_namespaces)
+        self.pool.tenants = self._namespaces.tenants
         tokens = array("i", o.ids.tolist())
         table = [block for _, block in cached if block != SWAPPED]
         for block in table:
             self.pool.acquire(block)
         keys = [key for key, _ in cached[: len(table) + self.pool.available]]
-        self._swap_in(binding, keys, table, tokens, self._tenants[o.namespace])
+        self._swap_in(binding, keys, table, tokens, tenant)
         for block in table:
             self.pool.touch(block, now_ns, hit=True, keep_ns=o.keep_ns)
         end = len(table) * self._block_size
@@ -451,6 +452,11 @@ class KvCore:
         binding.opened.append((o.slot, o.open_id, end, list(table)))
         if end < o.cached:
             binding.rebases.append((o.slot, o.open_id, end))
+
+    def _held_namespaces(self) -> set[int]:
+        """Of which something is in the tree, or may get there."""
+        cached = {index for index, blocks in enumerate(self.pool.tenant_blocks) if blocks}
+        return cached | {self._namespaces[r.namespace] for r in self._residencies if r is not None}
 
     def _swap_in(self, binding: _Binding, keys: list[bytes], table: list[int], tokens: array[int], tenant: int) -> None:
         """Bring the blocks of `keys` behind those of `table` back from host memory, and put them into both."""

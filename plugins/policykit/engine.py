@@ -1,4 +1,4 @@
-"""A small engine for one policy: the production scheduler and KV-manager, and the ghost executor, on a virtual clock.
+"""A small engine for one policy: the simulator's machine with made-up costs and the ghost executor.
 
 The ghost is found by its entry point. A step takes `STEP_NS`, and `TOKEN_NS` for each of its tokens; messages take no
 time.
@@ -6,33 +6,18 @@ time.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
 
 from octavo.core.kv.core import KvCore
-from octavo.core.messages import (
-    Body,
-    Deltas,
-    Enqueue,
-    Facts,
-    PeerUp,
-    Refused,
-    Role,
-    Sampling,
-    StepBind,
-    StepPlan,
-    StepResult,
-    Tick,
-    col,
-)
+from octavo.core.messages import Body, Deltas, Enqueue, Facts, Refused, Role, Sampling, col
 from octavo.core.plugins import resolve
 from octavo.core.policy import Policies, PolicyHost
 from octavo.core.scheduler.core import SchedulerCore
-from octavo.core.trace.catalogue import Event
+from octavo.core.trace.catalogue import Event, StepExecuted
+from octavo.plugins.sim.cost import CostModel
+from octavo.plugins.sim.machine import Heard, Machine
 
 STEP_NS = 50_000_000
 TOKEN_NS = 100_000
@@ -75,50 +60,60 @@ class Engine:
             model_id="ghost", context=2000, vocab_size=260, block_size=block_size, total_blocks=blocks, block_bytes=8,
             cache_seed=b"",
         )  # fmt: skip
-        self.now_ns = 0
         self.result_ns: list[int] = []
         """When results came."""
         self.events: list[Event] = []
-        self._asked: list[Asked] = []
-        self._token_ns = token_ns
         self._scheduler = SchedulerCore(
             host=host, generation=1, slots=slots, block_size=block_size, total_blocks=blocks, context=facts.context,
             chunk_budget=budget, depth=2, waiting_window=window,
         )  # fmt: skip
-        self._kv = KvCore(total_blocks=blocks, block_size=block_size, slots=slots, eviction=host, generation=1)
-        self._executor = resolve("octavo.executor", "ghost")(facts)
-        self._free_at = 0
-        """When the executor will have done what it was given."""
-        self._later: list[tuple[int, int, Callable[[], None]]] = []
-        self._order = count()
-        self._woken_at: int | None = None
-        self._mail: deque[tuple[Role, Body]] = deque()
+        kv = KvCore(total_blocks=blocks, block_size=block_size, slots=slots, eviction=host, generation=1)
+        cost = CostModel(
+            step=STEP_NS / 1e9, prefill_token=token_ns / 1e9, decode=token_ns / 1e9, attention=0.0, kv_token=0.0,
+            to_kv=0.0, to_executor=0.0, to_scheduler=0.0, to_client=0.0,
+        )  # fmt: skip
+        self._clients = _Clients()
+        self._machine = Machine(
+            {Role.SCHEDULER: self._scheduler, Role.KV: kv}, cost, resolve("octavo.executor", "ghost")(facts),
+            self._clients, self._observe,
+        )  # fmt: skip
 
     def run(self, asked: list[Asked], most_events: int = 100_000) -> None:
         """Until every request is answered or nothing moves any more."""
-        self._asked = asked
-        self._post(Role.KV, PeerUp(Role.SCHEDULER, 1))
-        self._post(Role.SCHEDULER, PeerUp(Role.EXECUTOR, 1))
-        for handle, one in enumerate(asked):
-            self._at(one.at_ns, lambda h=handle: self._post(Role.SCHEDULER, self._enqueue(h)))  # type: ignore[misc]
-        for _ in range(most_events):
-            while self._mail:
-                self._deliver(*self._mail.popleft())
-            if not self._later or all(a.done_ns is not None or a.refused for a in asked):
-                return
-            self.now_ns, _, act = heapq.heappop(self._later)
-            act()
+        self._clients.take(asked)
+        self._machine.run(most=most_events)
 
     def tell(self, at_ns: int, message: Body, *, kv: bool = False) -> None:
         """Something else to be told during the run, at a time."""
-        self._at(at_ns, lambda: self._post(Role.KV if kv else Role.SCHEDULER, message))
+        self._machine.tell(at_ns, Role.KV if kv else Role.SCHEDULER, message)
 
     @property
     def overruled(self) -> int:
         """How often the kernel had to step in so that something moved."""
         return self._scheduler.stats["policy_overruled"]
 
-    def _enqueue(self, handle: int) -> Enqueue:
+    def _observe(self, now_ns: int, role: Role, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, StepExecuted):
+            self.result_ns.append(event.started_ns + event.execute_ns)
+
+
+class _Clients:
+    """Asks what a workload says, and writes into it what comes back."""
+
+    def __init__(self) -> None:
+        self._asked: list[Asked] = []
+        self._coming: deque[int] = deque()
+
+    def take(self, asked: list[Asked]) -> None:
+        self._asked = asked
+        self._coming.extend(sorted(range(len(asked)), key=lambda handle: asked[handle].at_ns))
+
+    def due(self) -> int | None:
+        return self._asked[self._coming[0]].at_ns if self._coming else None
+
+    def ask(self, now_ns: int) -> Enqueue:
+        handle = self._coming.popleft()
         one = self._asked[handle]
         ids = [(handle * 31 + i) % 251 if i >= 8 else i for i in range(one.prompt)]  # a head that all share
         return Enqueue(
@@ -128,55 +123,19 @@ class Engine:
             namespace=one.tenant.encode(), received_ns=one.at_ns, trace_id="", delivered=[], finished=[],
         )  # fmt: skip
 
-    # ── who gets what ────────────────────────────────────────────────────────────────────────────
-
-    def _at(self, at_ns: int, act: Callable[[], None]) -> None:
-        heapq.heappush(self._later, (at_ns, next(self._order), act))
-
-    def _post(self, role: Role, message: Any) -> None:
-        self._mail.append((role, message))
-
-    def _deliver(self, role: Role, message: Body) -> None:
-        if role is Role.TOKENIZER:
-            self._answered(message)
-            return
-        core = self._scheduler if role is Role.SCHEDULER else self._kv
-        outputs = core.apply(self.now_ns, message)
-        self.events += outputs.events
-        for out in outputs.messages:
-            if isinstance(out.message, StepBind) and isinstance(message, StepPlan):
-                self._execute(message, out.message)
-            else:
-                self._post(out.role, out.message)
-        at = outputs.wakeup_ns
-        if role is Role.SCHEDULER and at != self._woken_at:
-            self._woken_at = at
-            if at is not None:
-                self._at(max(at, self.now_ns), lambda: self._wake(at))
-
-    def _wake(self, at: int) -> None:
-        if at == self._woken_at:
-            self._woken_at = None
-            self._post(Role.SCHEDULER, Tick())
-
-    def _execute(self, plan: StepPlan, bind: StepBind) -> None:
-        result: StepResult = self._executor.execute(plan, bind)
-        self._free_at = max(self._free_at, self.now_ns) + STEP_NS + self._token_ns * int(plan.n.sum())
-        self.result_ns.append(self._free_at)
-        self._at(self._free_at, lambda: self._post(Role.SCHEDULER, result))
-
-    def _answered(self, message: Any) -> None:
-        if isinstance(message, Refused):
-            self._asked[int(message.request_id[1:])].refused = message.code
-        elif isinstance(message, Deltas):
-            at = 0
-            for handle, n in zip(message.handle.tolist(), message.n.tolist(), strict=True):
-                one = self._asked[handle]
-                one.first_ns = self.now_ns if one.first_ns is None else one.first_ns
-                one.tokens += message.tokens[at : at + n].tolist()
-                at += n
-            for end in message.ends:
-                self._asked[end.handle].done_ns = self.now_ns
+    def hear(self, now_ns: int, answer: Deltas | Refused) -> Heard:
+        if isinstance(answer, Refused):
+            self._asked[int(answer.request_id[1:])].refused = answer.code
+            return Heard([], [])
+        at = 0
+        for handle, n in zip(answer.handle.tolist(), answer.n.tolist(), strict=True):
+            one = self._asked[handle]
+            one.first_ns = now_ns if one.first_ns is None else one.first_ns
+            one.tokens += answer.tokens[at : at + n].tolist()
+            at += n
+        for end in answer.ends:
+            self._asked[end.handle].done_ns = now_ns
+        return Heard([], [])
 
 
 def steady() -> list[Asked]:

@@ -10,19 +10,16 @@ model. Knows nothing of workloads or metrics: `Clients` says who asks what, and 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import NamedTuple, Protocol, TypeAlias
 
-from octavo.core.config.schema import Config
-from octavo.core.kv.build import build as build_kv
 from octavo.core.machine import Core
 from octavo.core.messages import (
     Body,
     Cancel,
     Deltas,
     Enqueue,
-    Facts,
     PeerUp,
     Refused,
     Role,
@@ -33,7 +30,6 @@ from octavo.core.messages import (
     Tick,
     namespace_name,
 )
-from octavo.core.scheduler.build import build as build_scheduler
 from octavo.core.trace.catalogue import Event, RequestCancelled, RequestReceived, RequestTokenized, StepExecuted
 from octavo.core.work import step_work
 from octavo.plugins.sim.cost import CostModel
@@ -74,16 +70,17 @@ class Clients(Protocol):
 
 
 class Machine:
-    """`run` until nothing is left to happen."""
+    """`cores` are a scheduler's and a KV-manager's that have heard of nobody yet. `run` until nothing is left to
+    happen."""
 
     def __init__(
-        self, config: Config, facts: Facts, cost: CostModel, executor: Runs, clients: Clients, observe: Observe
+        self, cores: Mapping[Role, Core], cost: CostModel, executor: Runs, clients: Clients, observe: Observe
     ) -> None:
         self._cost = cost
         self._executor = executor
         self._clients = clients
         self._observe = observe
-        self._cores: dict[Role, Core] = {S: build_scheduler(config, facts, 1), K: build_kv(config, facts, 1)}
+        self._cores = cores
         self._events: list[tuple[int, int, Role, tuple[Body, ...]]] = []
         """(when, in which order, to whom, what)"""
         self._order = count()
@@ -100,11 +97,12 @@ class Machine:
         self.now_ns = 0
         for role, peers in ((K, (S, E)), (S, (T, K, E))):
             for peer in peers:
-                self._post(0, role, PeerUp(peer, 1))
+                self.tell(0, role, PeerUp(peer, 1))
 
-    def run(self, tick: Callable[[], None] = lambda: None) -> None:
-        """`tick` is called now and then, to show progress."""
-        for step in count():
+    def run(self, tick: Callable[[], None] = lambda: None, most: int | None = None) -> None:
+        """`tick` is called now and then, to show progress. It ends after `most` events, if some policy goes on for
+        ever."""
+        for step in count() if most is None else range(most):
             if step % 4096 == 0:
                 tick()
             due = self._clients.due()
@@ -114,16 +112,17 @@ class Machine:
                 if isinstance(asked, Enqueue):
                     self._announce(asked)
                 elif isinstance(asked, Cancel):
-                    self._tell(T, (RequestCancelled(request_id=asked.request_id, why="cancelled by its client"),))
+                    self._say(T, (RequestCancelled(request_id=asked.request_id, why="cancelled by its client"),))
                 if asked is not None:
-                    self._post(self.now_ns + self._hops[T, S], S, asked)
+                    self.tell(self.now_ns + self._hops[T, S], S, asked)
             elif self._events:
                 self.now_ns, _, role, messages = heapq.heappop(self._events)
                 self._deliver(role, messages)
             else:
                 return
 
-    def _post(self, when_ns: int, role: Role, *messages: Body) -> None:
+    def tell(self, when_ns: int, role: Role, *messages: Body) -> None:
+        """A role gets messages at a time, from anybody."""
         heapq.heappush(self._events, (when_ns, next(self._order), role, messages))
 
     def _deliver(self, role: Role, messages: tuple[Body, ...]) -> None:
@@ -136,9 +135,9 @@ class Machine:
             (answer,) = messages
             assert isinstance(answer, Deltas | Refused)
             heard = self._clients.hear(self.now_ns, answer)
-            self._tell(T, heard.events)
+            self._say(T, heard.events)
             for stop in heard.says:
-                self._post(self.now_ns + self._hops[T, S], S, stop)
+                self.tell(self.now_ns + self._hops[T, S], S, stop)
         else:
             (message,) = messages
             if isinstance(message, Tick):
@@ -158,18 +157,18 @@ class Machine:
             n=asked.n,
             namespace=namespace_name(asked.namespace),
         )
-        self._tell(T, (received, tokenized))
+        self._say(T, (received, tokenized))
 
     def _apply(self, role: Role, message: Body) -> None:
         outputs = self._cores[role].apply(self.now_ns, message)
         wakeup_ns = None if outputs.wakeup_ns is None else max(outputs.wakeup_ns, self.now_ns + 1)
         if wakeup_ns is not None and wakeup_ns != self._wakeups[role]:
-            self._post(wakeup_ns, role, Tick())
+            self.tell(wakeup_ns, role, Tick())
         self._wakeups[role] = wakeup_ns
-        self._tell(role, outputs.events)
+        self._say(role, outputs.events)
         for out in outputs.messages:
             parts = (message, out.message) if isinstance(out.message, StepBind) else (out.message,)
-            self._post(self.now_ns + self._hops[role, out.role], out.role, *parts)
+            self.tell(self.now_ns + self._hops[role, out.role], out.role, *parts)
 
     def _execute(self, plan: StepPlan, bind: StepBind) -> None:
         """Steps run one after the other, in the order in which they were bound."""
@@ -186,10 +185,10 @@ class Machine:
             execute_ns=finished - started,
             **work._asdict(),
         )
-        self._tell(E, (executed,))
-        self._post(finished + self._hops[E, S], S, result)
+        self._say(E, (executed,))
+        self.tell(finished + self._hops[E, S], S, result)
 
-    def _tell(self, role: Role, events: Iterable[Event]) -> None:
+    def _say(self, role: Role, events: Iterable[Event]) -> None:
         for event in events:
             self._observe(self.now_ns, role, event)
 

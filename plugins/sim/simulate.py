@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from octavo.core.config.schema import Config
-from octavo.core.messages import Role
+from octavo.core.kv.build import build as build_kv
+from octavo.core.machine import Core
+from octavo.core.messages import Facts, Role
 from octavo.core.plugins import resolve
+from octavo.core.scheduler.build import build as build_scheduler
 from octavo.core.trace.catalogue import Event
 from octavo.plugins.sim.clients import Load
 from octavo.plugins.sim.cost import CostModel
@@ -26,6 +29,11 @@ from octavo.plugins.sim.write import TraceWriter
 class Variant(NamedTuple):
     name: str
     config: Config
+
+
+def cores_of(config: Config, facts: Facts) -> dict[Role, Core]:
+    """What decides in a daemon of this configuration, before it has heard of anybody."""
+    return {Role.SCHEDULER: build_scheduler(config, facts, 1), Role.KV: build_kv(config, facts, 1)}
 
 
 class Simulated(NamedTuple):
@@ -48,10 +56,11 @@ def simulate(
     config = variant.config
     ghost = resolve("octavo.executor", "ghost").load(config)
     executor: Runs = ghost if verify else LeanExecutor(config.scheduler.max_sequences)
+    cores = cores_of(config, ghost.facts)
     load = Load(workload)
     listener = Listener(load.measured)
     if out is None:
-        Machine(config, ghost.facts, cost, executor, load, listener).run(lambda: progress(load.finished))
+        Machine(cores, cost, executor, load, listener).run(lambda: progress(load.finished))
     else:
         with TraceWriter(out, config) as writer:
 
@@ -59,6 +68,6 @@ def simulate(
                 listener(now_ns, role, event)
                 writer.write(now_ns, role, event)
 
-            Machine(config, ghost.facts, cost, executor, load, both).run(lambda: progress(load.finished))
+            Machine(cores, cost, executor, load, both).run(lambda: progress(load.finished))
     progress(load.finished)
     return Simulated(listener.summary(variant.name, load.finished, slo), listener.times())

@@ -19,7 +19,7 @@ from octavo.plugins.sim.clients import Load
 from octavo.plugins.sim.cost import CostModel
 from octavo.plugins.sim.machine import Heard, Machine
 from octavo.plugins.sim.metrics import Slo, Spread
-from octavo.plugins.sim.simulate import simulate
+from octavo.plugins.sim.simulate import cores_of, simulate
 from octavo.plugins.sim.summary import Summary
 from octavo.plugins.sim.variants import variants
 from octavo.plugins.sim.workload import Segment, Session, Turn, limited, mix
@@ -135,7 +135,7 @@ def test_a_high_priority_takes_a_slot_of_low_ones_finishes_first_and_changes_no_
         )
         ghost = resolve("octavo.executor", "ghost").load(variant.config)
         clients = Listening(together(low, high))
-        Machine(variant.config, ghost.facts, GPU, ghost, clients, lambda *_: None).run()
+        Machine(cores_of(variant.config, ghost.facts), GPU, ghost, clients, lambda *_: None).run()
         return clients
 
     urgent, in_order = play("priority"), play("fcfs")
