@@ -98,6 +98,14 @@ class _Binding:
     events: list[Event] = field(default_factory=list)
 
 
+class _Released(NamedTuple):
+    """What a residency has put into the tree, whose steps before this one have perhaps not all been taken."""
+
+    step: int
+    open_id: int
+    keys: list[bytes]
+
+
 class _Computed(NamedTuple):
     """A chunk that is planned: its full blocks enter the tree once all steps before have gone well."""
 
@@ -140,6 +148,7 @@ class KvCore:
         self._told = -1
         """The available blocks that the scheduler knows of."""
         self._computed: list[_Computed] = []
+        self._released: list[_Released] = []
         self._namespaces = Namespaces()
         """Every tenant has its own; their numbers are for eviction policies."""
 
@@ -228,13 +237,30 @@ class KvCore:
         for residency in self._residencies:
             if residency is None:
                 continue
-            meant = self._namespaces[residency.namespace] in chosen and residency.begins_with(prefix)
-            if meant or not all(map(self.pool.is_cached, residency.table[: len(residency.keys)])):
+            if self._namespaces[residency.namespace] in chosen and residency.begins_with(prefix):
                 residency.cut = True
+        self._cut_off()
         places = 0 if self.pool.host is None else self.pool.host.clear()
         return KvFlushed(
             tenant=flush.tenant, prefix_tokens=len(flush.ids), freed=freed, in_use=in_use, from_host=places
         )
+
+    def _condemn(self, failed: list[int]) -> None:
+        """What these residencies have put into the tree leaves it, also if they were released before it was known."""
+        for residency in self._residencies:
+            if residency is not None and residency.open_id in failed:
+                self.pool.condemn(residency.keys[residency.found :])
+                residency.cut = True
+        for left in self._released:
+            if left.open_id in failed:
+                self.pool.condemn(left.keys)
+        self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Nothing more enters the tree of residencies whose beginning has left it."""
+        for residency in self._residencies:
+            if residency is not None and not all(map(self.pool.is_cached, residency.table[: len(residency.keys)])):
+                residency.cut = True
 
     # ── binding ──────────────────────────────────────────────────────────────────────────────────
 
@@ -244,12 +270,16 @@ class KvCore:
         host = self.pool.host
         swapped_before = 0 if host is None else host.swapped_out
         now_ns = self.pool.now_ns = plan.now_ns
+        if plan.failed:
+            self._condemn(plan.failed)
+        if self._released:
+            self._released = [left for left in self._released if left.step > plan.taken + 1]
         if self._computed:
             self._share_computed(binding, plan)
         if len(plan.commit_slot):
             self._commit(binding, plan)
         for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
-            self._release(slot, open_id, failed=open_id in plan.failed)
+            self._release(slot, open_id, plan.step)
         for opening in plan.opens:
             self._open(binding, opening, now_ns)
         for forking in plan.forks:
@@ -360,15 +390,15 @@ class KvCore:
             self.pool.touch(canonical, now_ns, keep_ns=residency.keep_ns)
             keys.append(key)
 
-    def _release(self, slot: int, open_id: int, *, failed: bool = False) -> None:
+    def _release(self, slot: int, open_id: int, step: int | None = None) -> None:
+        """`step` if steps before it may still tell that it has failed."""
         residency = self._resident(slot, open_id)
         if residency is None:
             return
         for block in residency.table:
             self.pool.release(block)
-        if failed:
-            for block in reversed(residency.table[residency.found : len(residency.keys)]):
-                self.pool.drop(block)
+        if step is not None and len(residency.keys) > residency.found:
+            self._released.append(_Released(step, open_id, residency.keys[residency.found :]))
         self._residencies[slot] = None
         self._open_ids[slot] = -1
 
@@ -377,6 +407,7 @@ class KvCore:
             if residency is not None:
                 self._release(slot, residency.open_id)
         self._computed = []
+        self._released = []
 
     def _lookup(self, namespace: bytes, ids: Col, limit: int) -> list[tuple[bytes, int]]:
         """(key, block) of the longest cached prefix of whole blocks within the first `limit` tokens; SWAPPED for those

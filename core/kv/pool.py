@@ -249,10 +249,15 @@ class BlockPool:
         scores: list[float] = self._eviction.rank(need, view).tolist()
         return scores
 
-    def drop(self, block: int) -> None:
-        """Evict this cached block now, unless somebody refers to it or something hangs below it."""
-        if self._unreferenced[block] and not self._children[block]:
-            self._forget(block)
+    def condemn(self, keys: list[bytes]) -> None:
+        """What stands for these prefixes, each one longer than the one before, leaves the tree and host memory, with
+        all below it in the tree. What somebody still refers to is free with the last reference."""
+        top = next((self._by_key[key] for key in keys if key in self._by_key), None)
+        if top is not None:
+            self._take_out(self._leaves_first([top]))
+        if self.host is not None:
+            for key in keys:
+                self.host.discard(key)
 
     def cached_in_use(self) -> list[int]:
         """Of each tenant, the cached blocks that somebody refers to."""
@@ -270,8 +275,12 @@ class BlockPool:
         behind the prefix, and of the prefix itself what nothing else hangs on. Gives how many blocks are free now, and
         how many somebody still refers to: those are free with the last reference."""
         behind, along = self._find_below(tenants, prefix)
+        return self._take_out(self._leaves_first(behind) + along[::-1])
+
+    def _take_out(self, blocks: list[int]) -> tuple[int, int]:
+        """Of these, children first, what has nothing below it leaves the tree; as `flush` counts it."""
         freed = in_use = 0
-        for block in self._leaves_first(behind) + along[::-1]:
+        for block in blocks:
             if self._children[block]:
                 continue
             self._unlink(block)

@@ -307,6 +307,34 @@ def test_what_has_failed_leaves_the_tree_and_what_is_planned_behind_it_never_ent
     assert kv.core.pool.cached == 1
 
 
+@pytest.mark.parametrize("released", [True, False])
+def test_what_has_failed_leaves_the_tree_whoever_reads_it_and_also_after_its_release(released: bool) -> None:
+    """Step 1 is not taken yet when its blocks are shared and read; then it turns out to have failed."""
+    kv = Kv()
+    kv.plan([(0, 1, Kind.CHUNK, 0, 9)], opens=[Open(0, 1, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")])
+    more = [*PROMPT, *range(90, 94)]
+    reader = Open(1, 2, col(more), len(more), 8, 0, Sampling(), b"n")
+    release: dict[str, Any] = {"release_slot": col([0]), "release_open_id": col([1])}
+    kv.plan(taken=0)
+    kv.plan([(1, 2, Kind.CHUNK, 8, 6)], opens=[reader], taken=0, **(release if released else {}))
+    assert kv.match(PROMPT) == 8
+    kv.plan(taken=1, failed=[1], **({} if released else release))
+    assert kv.match(more) == 0, "nobody reads it any more, nor what was computed from it"
+    kv.plan(taken=3, failed=[2], release_slot=col([1]), release_open_id=col([2]))
+    kv.plan()
+    assert kv.core.pool.cached == 0
+    assert kv.core.pool.free == kv.core.pool.total
+
+
+def test_a_released_one_that_did_not_fail_stays() -> None:
+    kv = Kv()
+    kv.plan([(0, 1, Kind.CHUNK, 0, 9)], opens=[Open(0, 1, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")])
+    kv.plan(release_slot=col([0]), release_open_id=col([1]), taken=1)
+    kv.plan(taken=2)
+    kv.plan(taken=3, failed=[1])
+    assert kv.match(PROMPT) == 8, "its number says nothing any more once all its steps were taken"
+
+
 def test_a_leak_is_reported_and_repaired_when_idle() -> None:
     kv = Kv()
     kv.prefill(0, 1)
