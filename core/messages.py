@@ -95,7 +95,7 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
 class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What the sampler needs, for every choice of a request.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 and `min_p` 0.0 are off. `repetition`
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1.0, `min_p` 0.0 and `typical_p` 1.0 are off. `repetition`
     (Keskar et al., CTRL) is over prompt and output, `presence` and `frequency` over output only.
     `seed` is always set: it is drawn once at submission when the user gave none. `logprobs` is how
     many alternatives to report beside the chosen token, -1 for no log-probabilities at all;
@@ -110,6 +110,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition: float = 1.0
     presence: float = 0.0
     frequency: float = 0.0

@@ -2,7 +2,7 @@
 
 The order of what may change a distribution, each step working on what the former left:
 
-    repetition → presence, frequency → bias → bans → temperature → top-k → top-p → min-p → draw
+    repetition → presence, frequency → bias → bans → temperature → top-k → top-p → min-p → typical → draw
 
 Ties are broken towards the lowest id everywhere: the k-th of equal logits, the greedy token, the best alternatives.
 The draw is Gumbel-max with noise that belongs to (seed, choice, position, id), so a token keeps its noise whatever
@@ -120,8 +120,8 @@ def restrict(scores: Reals, context: Context) -> Reals:
 
 
 def keep(scores: Reals, sampling: Sampling) -> Ids:
-    """The ids that stay in the running under top-k, top-p and min-p, in order of id. `scores` are log-probabilities
-    up to a constant; at least the best id always stays."""
+    """The ids that stay in the running under top-k, top-p, min-p and typical, in order of id. `scores` are
+    log-probabilities up to a constant. At least one id always stays: the best one, but for typical."""
     ids = np.arange(len(scores))
     if 0 < sampling.top_k < len(ids):
         ids = np.sort(best(scores, sampling.top_k))
@@ -130,6 +130,8 @@ def keep(scores: Reals, sampling: Sampling) -> Ids:
     if sampling.min_p > 0.0:
         kept = scores[ids]
         ids = ids[kept >= kept.max() + math.log(min(sampling.min_p, 1.0))]
+    if sampling.typical_p < 1.0:
+        ids = ids[_typical(scores[ids], sampling.typical_p)]
     return ids
 
 
@@ -148,15 +150,28 @@ def best(scores: Reals, n: int) -> Ids:
 
 def _nucleus(scores: Reals, top_p: float) -> Ids:
     """Indices, ascending, of the smallest set of most likely tokens whose probabilities sum to `top_p` or more."""
-    probs = np.exp(scores - scores.max())
-    target = top_p * probs.sum()
-    for n in (_LIKELY, len(scores)):
-        order = best(scores, min(n, len(scores)))
+    return np.sort(_reaching(scores, np.exp(scores - scores.max()), top_p))
+
+
+def _reaching(ranks: Reals, probs: Reals, share: float) -> Ids:
+    """The fewest indices, greatest ranks first, that have `share` of all of `probs` or more."""
+    target = share * probs.sum()
+    for n in (_LIKELY, len(ranks)):
+        order = best(ranks, min(n, len(ranks)))
         mass = np.cumsum(probs[order])
         if mass[-1] >= target:
             break
     enough = int(np.searchsorted(mass, target)) + 1  # past the end when rounding kept the sum below the target
-    return np.sort(order[:enough])
+    return order[:enough]
+
+
+def _typical(scores: Reals, typical_p: float) -> Ids:
+    """Indices, ascending, of the tokens that tell about as much as is expected of one, until their probabilities sum to
+    `typical_p` or more: locally typical sampling (Meister et al., TACL 2023). How far a token's information is from the
+    entropy is how far its score is from the scores' mean. Those equally far are kept together."""
+    probs = np.exp(scores - scores.max())
+    far = np.abs(scores - (probs * scores).sum() / probs.sum())
+    return np.flatnonzero(far <= far[_reaching(-far, probs, typical_p)[-1]])
 
 
 def shaped(sampling: Sampling) -> bool:

@@ -27,6 +27,7 @@ _RANGES: dict[str, tuple[str, float, float, str]] = {
     "temperature": ("temperature", 0.0, 100.0, "from 0 to 100"),
     "top_p": ("top_p", math.ulp(0.0), 1.0, "more than 0, up to 1"),
     "min_p": ("min_p", 0.0, 1.0, "from 0 to 1"),
+    "typical_p": ("typical_p", math.ulp(0.0), 1.0, "more than 0, up to 1"),
     "repetition": ("repetition_penalty", 1e-6, 100.0, "from 0.000001 to 100"),
     "presence": ("presence_penalty", -2.0, 2.0, "from -2 to 2"),
     "frequency": ("frequency_penalty", -2.0, 2.0, "from -2 to 2"),

@@ -94,7 +94,7 @@ class Drawer:
 def _asked(residents: list[Resident]) -> Draws:
     made = draws(len(residents))
     samplings = [resident.sampling for resident in residents]
-    for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "top_k"):
+    for name in ("temperature", "top_p", "min_p", "typical_p", "repetition", "presence", "frequency", "top_k"):
         made[name] = [getattr(sampling, name) for sampling in samplings]
     made["seed"] = [sampling.seed & 0xFFFFFFFFFFFFFFFF for sampling in samplings]
     made["choice"] = [resident.choice for resident in residents]

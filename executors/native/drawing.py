@@ -43,7 +43,17 @@ class _Asked:
 
     def __init__(self, sampling: Sampling, choice: int, prompt_len: int, vocabulary: int) -> None:
         self.options = np.zeros((), dtype=DRAW)
-        for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "seed", "top_k"):
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "typical_p",
+            "repetition",
+            "presence",
+            "frequency",
+            "seed",
+            "top_k",
+        ):
             self.options[name] = getattr(sampling, name)
         self.options["choice"], self.options["prompt"] = choice, prompt_len
         bias = [(token, value) for token, value in sampling.bias.items() if 0 <= token < vocabulary]

@@ -186,7 +186,7 @@ DRAW = np.dtype(
         *((name, np.uint64) for name in ("logits", "ids", "bias_ids", "allowed", "banned", "bias", "mask")),
         *(
             (name, np.float64)
-            for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+            for name in ("temperature", "top_p", "min_p", "typical_p", "repetition", "presence", "frequency")
         ),
         ("seed", np.uint64),
         *((name, np.uint32) for name in ("choice", "position")),

@@ -146,14 +146,14 @@ struct OctStep {
 };
 
 // A token to be drawn from a row of finite logits: a request's options and its place in its sequence, see
-// executors/sampling.py. What is not asked for is null or 0, or 1 (top_p, repetition); ids are in the vocabulary.
+// executors/sampling.py. What is not asked for is null or 0, or 1 (top_p, typical_p, repetition); ids are in the vocabulary.
 struct OctDraw {
     const float* logits;
     const int32_t* ids;  // [position], the sequence so far, if there are penalties
     const int32_t *bias_ids, *allowed, *banned;
     const double* bias;
     const uint8_t* mask;  // [vocabulary], what a grammar allows
-    double temperature, top_p, min_p, repetition, presence, frequency;
+    double temperature, top_p, min_p, typical_p, repetition, presence, frequency;
     uint64_t seed;
     uint32_t choice, position;
     int32_t prompt, top_k, biases, allowed_count, banned_count;

@@ -8,6 +8,7 @@
 //     top-p   ids of at least some share of the whole weight have the nucleus among them if they weigh p together: tried
 //             with shares of (1 - p) / 64 and less, under 1 / n of 1 - p it is certain
 //     min-p   is a bound already
+//     typical the ids of a share as for top-p have with them all that are as near to the mean score as the least of them
 //
 // Ids whose logits a request changes (penalties, bias) are taken out of the row and kept apart, in float64. Where float
 // rounding can differ from the reference: the sum of all weights, and sums of weights in order, may differ in the last
@@ -59,9 +60,13 @@ void exponentials(double* d) {
     }
 }
 
-// Of all ids, e^((x - top) / temperature) summed up.
-double weight_of(const float* x, int n, double top, double temperature) {
-    double sums[8] = {}, d[AT_ONCE];
+// Of all ids, e^((x - top) / temperature) summed up; and the same times the exponent.
+struct Moments {
+    double weight, scores;
+};
+
+Moments moments_of(const float* x, int n, double top, double temperature) {
+    double sums[8] = {}, scores[8] = {}, d[AT_ONCE], power[AT_ONCE];
     const double inverse = 1 / temperature;
     for (int at = 0; at < n; at += AT_ONCE) {
         const int here = n - at < AT_ONCE ? n - at : AT_ONCE;
@@ -71,11 +76,13 @@ double weight_of(const float* x, int n, double top, double temperature) {
             const double far = (double(x[at + i]) - top) * inverse;
             d[i] = far > -700 ? far : -700;
         }
-        exponentials(d);
+        memcpy(power, d, sizeof power);
+        exponentials(power);
         for (int i = 0; i < AT_ONCE; i += 8)
-            for (int j = 0; j < 8; j++) sums[j] += d[i + j];
+            for (int j = 0; j < 8; j++) sums[j] += power[i + j], scores[j] += power[i + j] * d[i + j];
     }
-    return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+    const auto total = [](const double* s) { return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7])); };
+    return {total(sums), total(scores)};
 }
 
 // A row of logits: floats for the many, and float64 for those that the request has changed, which are NEVER in the floats.
@@ -134,6 +141,12 @@ void weigh_picks(std::vector<Pick>& picks) {
     }
 }
 
+Moments moments_of(const std::vector<Pick>& picks) {
+    Moments of{0, 0};
+    for (const Pick& one : picks) of.weight += one.weight, of.scores += one.weight > 0 ? one.weight * one.score : 0;
+    return of;
+}
+
 // The first of `picks`, in order, whose weights reach `target` together; all if they do not. Only those around the place
 // where that happens are sorted: weights by distance from the best tell where it is. Picks come in order of their ids.
 void keep_nucleus(std::vector<Pick>& picks, double target) {
@@ -173,6 +186,18 @@ void keep_nucleus(std::vector<Pick>& picks, double target) {
         if (weight >= target) break;
     }
     picks.resize(kept);
+}
+
+// Those of `picks` whose scores are nearest to `mean`, until they weigh `target` together; of equally near ones all.
+void keep_typical(std::vector<Pick>& picks, double mean, double target) {
+    static thread_local std::vector<Pick> near;
+    near = picks;
+    for (Pick& one : near) one.score = -std::fabs(one.score - mean);
+    keep_nucleus(near, target);
+    double far = 0;
+    for (const Pick& one : near) far = -one.score > far ? -one.score : far;
+    picks.erase(std::remove_if(picks.begin(), picks.end(), [&](const Pick& one) { return std::fabs(one.score - mean) > far; }),
+                picks.end());
 }
 
 // The greatest of score and noise, `best` so far (-1: none) among them. Few can win, see `draw.h`: of those whose weight
@@ -307,11 +332,11 @@ int32_t sample(const OctDraw& ask, int32_t vocabulary) {
     const double t = ask.temperature;
     if (t == 0) return first_of(row);
 
-    const bool top_k = ask.top_k > 0 && ask.top_k < vocabulary, top_p = ask.top_p < 1;
+    const bool top_k = ask.top_k > 0 && ask.top_k < vocabulary, top_p = ask.top_p < 1, typical = ask.typical_p < 1;
     int32_t best = -1;
     double most = 0;
-    draw_of(ask, {{0, 0, first_of(row)}}, best, most);
-    if (!top_k && !top_p && !(ask.min_p > 0)) {
+    if (!typical) draw_of(ask, {{0, 0, first_of(row)}}, best, most);
+    if (!top_k && !top_p && !typical && !(ask.min_p > 0)) {
         draw_row(row.x, row.n, row.top, t, ask.seed, ask.choice, ask.position, best, most);
         picks.clear();
         for (const Pick& one : changed) picks.push_back({row.score(one.score, t), 0, one.id});
@@ -320,27 +345,32 @@ int32_t sample(const OctDraw& ask, int32_t vocabulary) {
     }
     const double all = double(NEVER), near_by = ask.min_p > 0 ? std::log(ask.min_p < 1 ? ask.min_p : 1.) : all;
     const bool bounds = t > 1e-30 && t < 1e6;  // beyond, scores of different logits may be the same
+    const bool alone = typical && !top_k && !top_p && !(ask.min_p > 0);
+    Moments of{0, 0};
     double least = all, target = 0;
     bool gathered = false;
     if (top_k) {
         least = double(reached_by(row.x, row.n, ask.top_k));
     } else {
-        double whole = 0;
-        if (top_p) {
-            whole = row.n ? weight_of(row.x, row.n, row.top, t) : 0;
+        if (top_p || alone) {
+            const double p = top_p ? ask.top_p : ask.typical_p;
+            if (row.n) of = moments_of(row.x, row.n, row.top, t);
             picks.clear();
             for (const Pick& one : changed) picks.push_back({row.score(one.score, t), 0, one.id});
             weigh_picks(picks);
-            for (const Pick& one : picks) whole += one.weight;
-            target = ask.top_p * whole;
+            const Moments apart = moments_of(picks);
+            of.weight += apart.weight, of.scores += apart.scores;
+            const double mean = of.scores / of.weight;
+            target = p * of.weight;
             // Ids of so much weight at least, if those are enough; hardly ever are they not.
-            double share = 1 - ask.top_p > 1e-9 && bounds ? (1 - ask.top_p) / 64 : 0;
-            for (double weight = 0; share > 0; share = share * vocabulary > 1 - ask.top_p ? share / 64 : 0) {
-                least = std::max(row.top + t * (std::log(share * whole) - 1e-3), row.top + t * near_by);
+            double share = 1 - p > 1e-9 && bounds ? (1 - p) / 64 : 0;
+            for (double weight = 0; share > 0; share = share * vocabulary > 1 - p ? share / 64 : 0) {
+                least = std::max(row.top + t * (std::log(share * of.weight) - 1e-3), row.top + t * near_by);
                 gather(row, least, t, picks);
                 weigh_picks(picks);
                 weight = 0;
-                for (const Pick& one : picks) weight += one.weight;
+                const double far = alone ? mean - (least - row.top) / t : -all;
+                for (const Pick& one : picks) weight += std::fabs(one.score - mean) <= far ? one.weight : 0;
                 if (weight > target * (1 + 1e-12) || least == row.top + t * near_by) break;
             }
             gathered = share > 0;
@@ -354,26 +384,26 @@ int32_t sample(const OctDraw& ask, int32_t vocabulary) {
     }
     if (top_p) {
         if (!gathered) weigh_picks(picks);
-        if (top_k) {
-            double whole = 0;
-            for (const Pick& one : picks) whole += one.weight;
-            target = ask.top_p * whole;
-        }
+        if (top_k) target = ask.top_p * moments_of(picks).weight;
         keep_nucleus(picks, target);
     }
     if (ask.min_p > 0)
         picks.erase(std::remove_if(picks.begin(), picks.end(), [&](const Pick& one) { return one.score < near_by; }),
                     picks.end());
-    if (!top_p && picks.size() > AT_ONCE) weigh_picks(picks);
+    if (!top_p && !gathered && (typical || picks.size() > AT_ONCE)) weigh_picks(picks);
+    if (typical) {
+        if (!alone) of = moments_of(picks);
+        keep_typical(picks, of.scores / of.weight, ask.typical_p * of.weight);
+    }
     draw_of(ask, picks, best, most);
-    return best;
+    return best < 0 ? first_of(row) : best;
 }
 
 // See `OctLikely`.
 void likely(OctLikely& ask, int32_t vocabulary) {
     static thread_local std::vector<Pick> none, picks;
     const double top = double(greatest_of(ask.logits, vocabulary));
-    const double whole = std::log(weight_of(ask.logits, vocabulary, top, 1));
+    const double whole = std::log(moments_of(ask.logits, vocabulary, top, 1).weight);
     const auto value = [&](double logit) {
         const double v = (logit - top) - whole;
         return v > ask.least ? v : ask.least;

@@ -4,7 +4,7 @@
 
 // As `sampling.py` packs it.
 struct Draw {
-  double temperature, top_p, min_p, repetition, presence, frequency;
+  double temperature, top_p, min_p, typical_p, repetition, presence, frequency;
   uint64_t seed;
   int choice, position, top_k;
   int counts;           // row of the table of counts, below 0: no penalties

@@ -10,7 +10,10 @@ import numpy.typing as npt
 Draws: TypeAlias = npt.NDArray[np.void]
 
 DRAW = np.dtype(
-    [(name, np.float64) for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")]
+    [
+        (name, np.float64)
+        for name in ("temperature", "top_p", "min_p", "typical_p", "repetition", "presence", "frequency")
+    ]
     + [("seed", np.uint64)]
     + [(name, np.int32) for name in ("choice", "position", "top_k", "counts", "allowed", "bias", "bias_end", "unused")]
 )
@@ -22,6 +25,6 @@ IN_PROMPT = 1 << 30
 def draws(rows: int) -> Draws:
     """`rows` greedy draws that nothing is applied to."""
     made = np.zeros(rows, dtype=DRAW)
-    made["top_p"] = made["repetition"] = 1.0
+    made["top_p"] = made["typical_p"] = made["repetition"] = 1.0
     made["counts"] = made["allowed"] = -1
     return made

@@ -23,7 +23,7 @@ DECODE_ROWS, PREFILL_ROWS = TILE, 4 * TILE
 """Packed rows in a work of each attention kernel."""
 ROW_THREADS, SAMPLE_THREADS, PLAN_THREADS = 256, 512, 256
 """Of a block, in kernels that give one to a row of numbers, to a row of logits, to a plan."""
-SAMPLE_SHARED = 256 * (8 + 4) + 32 * 16 + 2 * 8 + 16 + 2 * 4
+SAMPLE_SHARED = 256 * (8 + 4) + 32 * 16 + 3 * 8 + 16 + 2 * 4
 """Of struct Shared in sample.cu."""
 ACTIVATIONS = {"silu": "Silu", "gelu": "Gelu", "gelu_tanh": "GeluTanh"}
 

@@ -1,7 +1,7 @@
-// Scores to a token: greedy, or temperature, top-k, top-p, min-p and a Gumbel-max draw. One block for a row.
+// Scores to a token: greedy, or temperature, top-k, top-p, min-p, typical and a Gumbel-max draw. One block for a row.
 //
 // Exact and the same in every run: the last token kept is found by radix selection over (score, then lower id first),
-// the mass of a nucleus is summed in integers of 2^-45 of the most likely token's, and noise belongs to
+// masses are summed in integers of 2^-45 of the most likely token's, and noise belongs to
 // (seed, choice, position, id), so neither the launch nor the other rows show in the token.
 #include "draw.cuh"
 
@@ -20,7 +20,7 @@ struct Shared {
   uint64_t mass[256];
   uint32_t count[256];
   Candidate best[32];
-  uint64_t need, total;
+  uint64_t need, total, depth;
   Last last;
   int found, sick;
 };
@@ -58,23 +58,24 @@ sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, in
   auto mass_of = [&](double score) { return (uint64_t)(exp(relative(score)) * 35184372088832.0 + 0.5); };
   Last last = {0, 0};
 
-  // Narrow `last` so that what is kept weighs at least `need`, with as few tokens as can be.
-  auto select = [&](bool by_mass, uint64_t need) {
+  // The last one kept if what is kept weighs at least `need`, with as few tokens as can be: those of greatest keys. Of a
+  // token that is not in the running `rank` says `none`.
+  auto select = [&](auto rank, bool by_mass, uint64_t need) {
     Last prefix = {0, 0};
     for (int digit = 0; digit < 12; digit++) {
       for (int i = threadIdx.x; i < 256; i += THREADS) shared.mass[i] = 0, shared.count[i] = 0;
       __syncthreads();
       const int shift = digit < 8 ? 56 - 8 * digit : 88 - 8 * digit;  // within the key, then within the id
       for (int id = threadIdx.x; id < vocabulary; id += THREADS) {
-        const double score = scores[id];
+        const double score = rank(id);
         const uint64_t key = key_of(score);
         const uint32_t low = ~(uint32_t)id;
-        if (score == none || !keeps(last, key, id)) continue;
+        if (score == none) continue;
         if (digit < 8 ? digit > 0 && (key ^ prefix.key) >> (shift + 8)
                       : key != prefix.key || (digit > 8 && (low ^ prefix.low) >> (shift + 8))) continue;
         const int bin = digit < 8 ? key >> shift & 255 : low >> shift & 255;
         atomicAdd(&shared.count[bin], 1u);
-        atomicAdd(&shared.mass[bin], by_mass ? mass_of(score) : (uint64_t)1);
+        atomicAdd(&shared.mass[bin], by_mass ? mass_of(scores[id]) : (uint64_t)1);
       }
       __syncthreads();
       if (threadIdx.x == 0) {
@@ -94,10 +95,15 @@ sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, in
       __syncthreads();
       if (found) break;
     }
-    last = prefix;
+    return prefix;
   };
+  auto share = [&](double p) {
+    const double target = ceil(p * (double)shared.total);
+    return target < 1.0 ? 1 : (uint64_t)target;
+  };
+  auto kept = [&](int id) { return keeps(last, key_of(scores[id]), id) ? scores[id] : none; };
 
-  if (draw.top_k > 0 && draw.top_k < vocabulary) select(false, draw.top_k);
+  if (draw.top_k > 0 && draw.top_k < vocabulary) last = select(kept, false, draw.top_k);
   if (draw.top_p < 1.0) {
     if (threadIdx.x == 0) shared.total = 0;
     __syncthreads();
@@ -106,10 +112,33 @@ sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, in
       if (scores[id] != none && keeps(last, key_of(scores[id]), id)) mine += mass_of(scores[id]);
     atomicAdd(&shared.total, mine);
     __syncthreads();
-    const double target = ceil(draw.top_p * (double)shared.total);
-    select(true, target < 1.0 ? 1 : (uint64_t)target);
+    last = select(kept, true, share(draw.top_p));
   }
   const double least = draw.min_p > 0 ? log(fmin(draw.min_p, 1.0)) : none;
+
+  // Typical: nearest to the mean of scores, which is as far below the best as `depth` says. Of equally near ones all.
+  double mean = 0;
+  uint64_t nearest = 0;
+  auto nearness = [&](int id) {
+    const double score = kept(id), value = relative(score);
+    return score == none || value < least ? none : -fabs(value - mean);
+  };
+  if (draw.typical_p < 1.0) {
+    if (threadIdx.x == 0) shared.total = 0, shared.depth = 0;
+    __syncthreads();
+    uint64_t mass = 0, depth = 0;
+    for (int id = threadIdx.x; id < vocabulary; id += THREADS) {
+      if (nearness(id) == none) continue;
+      const double value = relative(scores[id]), weight = exp(value);
+      mass += mass_of(scores[id]);
+      if (weight > 0) depth += (uint64_t)(weight * -value * 35184372088832.0 + 0.5);
+    }
+    atomicAdd(&shared.total, mass);
+    atomicAdd(&shared.depth, depth);
+    __syncthreads();
+    mean = -((double)shared.depth / (double)shared.total);
+    nearest = select(nearness, true, share(draw.typical_p)).key;
+  }
 
   Candidate chosen = {none, 0x7FFFFFFF};
   for (int quad = threadIdx.x; quad < (vocabulary + 3) / 4; quad += THREADS) {
@@ -119,9 +148,8 @@ sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, in
     for (int i = 0; i < 4; i++) {
       const int id = 4 * quad + i;
       values[i] = none;
-      if (id >= vocabulary || scores[id] == none || !keeps(last, key_of(scores[id]), id)) continue;
-      const double value = relative(scores[id]);
-      if (value >= least) values[i] = value, any = true;
+      if (id >= vocabulary || nearness(id) == none || key_of(nearness(id)) < nearest) continue;
+      values[i] = relative(scores[id]), any = true;
     }
     if (!any) continue;
     const Words words = words_of(draw, quad);

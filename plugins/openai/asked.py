@@ -59,6 +59,7 @@ UNUSED: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
     "top_k": (-1, 0),
     "min_p": (0,),
+    "typical_p": (1,),
     "seed": (),
 }
 """What has no effect where nothing is drawn, with the values that ask for nothing."""
@@ -116,6 +117,7 @@ def _sampling(request: Generation, logprobs: int) -> Sampling:
         top_k=top_k,
         top_p=top_p,
         min_p=_or(request.min_p, default.min_p),
+        typical_p=_or(request.typical_p, default.typical_p),
         repetition=_or(request.repetition_penalty, default.repetition),
         presence=_or(request.presence_penalty, default.presence),
         frequency=_or(request.frequency_penalty, default.frequency),

@@ -71,6 +71,7 @@ class Generation(Struct, kw_only=True):
     top_p: Fraction | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: Fraction | None = None
+    typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None

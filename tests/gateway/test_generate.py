@@ -171,6 +171,7 @@ async def test_parameters_reach_the_engine(http: httpx.AsyncClient, engine: Any)
         top_p=0.9,
         top_k=-1,
         min_p=0.1,
+        typical_p=0.3,
         repetition_penalty=1.1,
         presence_penalty=-1,
         frequency_penalty=1,
@@ -185,7 +186,8 @@ async def test_parameters_reach_the_engine(http: httpx.AsyncClient, engine: Any)
     sampling = params.sampling
     assert (params.stop, params.stop_ids, params.ignore_eos, params.max_tokens) == (("a", "b"), (3,), True, 4)
     assert not params.skip_special_tokens
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 0, 0.1)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 0)
+    assert (sampling.min_p, sampling.typical_p) == (0.1, 0.3)
     assert (sampling.repetition, sampling.presence, sampling.frequency) == (1.1, -1.0, 1.0)
     assert sampling.seed == 2**63 - 1
 

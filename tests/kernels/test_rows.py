@@ -61,6 +61,9 @@ SAMPLINGS = [
     Sampling(temperature=0.0, repetition=1.5, presence=0.3, frequency=0.4),
     Sampling(temperature=0.0, presence=-0.5),
     Sampling(temperature=0.9, repetition=1.2, presence=-0.5, frequency=0.1, top_p=0.9, seed=9),
+    Sampling(temperature=1.0, typical_p=0.3, seed=10),
+    Sampling(temperature=1.8, typical_p=0.95, seed=11),
+    Sampling(temperature=1.2, top_k=60, top_p=0.95, min_p=0.01, typical_p=0.5, seed=12),
 ]
 IDS = [5, 7, 7, 11, 3, 3, 3, 20]
 PROMPT = 4
@@ -70,7 +73,7 @@ def packed(choice: int) -> tuple[Draws, Tensor]:
     """The draws of SAMPLINGS for a sequence IDS, and its counts."""
     rows = draws(len(SAMPLINGS))
     for i, sampling in enumerate(SAMPLINGS):
-        for name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "top_k"):
+        for name in ("temperature", "top_p", "min_p", "typical_p", "repetition", "presence", "frequency", "top_k"):
             rows[name][i] = getattr(sampling, name)
         rows["seed"][i] = sampling.seed & 0xFFFFFFFFFFFFFFFF
     rows["choice"], rows["position"], rows["counts"] = choice, len(IDS), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -27,6 +28,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"repetition": 1.3, "top_p": 0.8}, {"repetition": 0.7, "presence": 0.4, "frequency": -0.2},
     {"frequency": 0.9, "top_k": 5}, {"bias": {3: 4.5, 9: -100.0, 60: 2.0}, "top_p": 0.9}, {"allowed": (5, 2, 2, 60)},
     {"allowed": (5, 2, 33), "bias": {33: 1.0}, "banned": ((2,),), "top_k": 2}, {"banned": ((4,), (1, 2), (7, 9, 5))},
+    {"typical_p": 0.2}, {"typical_p": 0.95}, {"typical_p": 0.999999}, {"top_k": 50, "typical_p": 0.6},
+    {"top_p": 0.9, "min_p": 0.01, "typical_p": 0.5}, {"min_p": 0.02, "typical_p": 0.9},
+    {"repetition": 1.3, "bias": {3: 4.5}, "typical_p": 0.7}, {"allowed": (5, 2, 33, 40), "typical_p": 0.5},
     {"min_tokens": 9, "ends": (0, 1, 40), "top_p": 0.7}, {"allowed": (8,), "banned": ((8,),)},
 ]  # fmt: skip
 
@@ -97,6 +101,7 @@ _ROW = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 0.5, 2.0, 2.25, 1e-30]), 
         top_k=st.integers(0, 50),
         top_p=st.sampled_from([0.01, 0.5, 0.9, 1.0]),
         min_p=st.sampled_from([0.0, 0.1, 1.0]),
+        typical_p=st.sampled_from([0.01, 0.5, 0.95, 1.0]),
         repetition=st.sampled_from([0.8, 1.0, 1.3]),
         presence=st.sampled_from([0.0, 0.5]),
         frequency=st.sampled_from([-0.5, 0.0, 0.5]),
@@ -105,21 +110,23 @@ _ROW = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 0.5, 2.0, 2.25, 1e-30]), 
     st.data(),
 )
 def test_any_options_on_any_row(values: list[float], sampling: Sampling, data: st.DataObject) -> None:
-    """Weights that repeat may reach p within float64's last bit: in each order of sums another id is the last one. So
-    the library's token may be another only if it is kept when p is that little more."""
+    """Weights that repeat may reach p (of top-p or typical) within float64's last bit: in each order of sums another
+    id is the last one. So the library's token may be another only if it is kept when p is that little more."""
     row = np.array(values, dtype=np.float32)
     ids = data.draw(st.lists(st.integers(0, len(row) - 1), max_size=8))
     context = Context(sampling, 0, min(2, len(ids)), ids)
     near = {
-        sample(row, context._replace(sampling=_with_p(sampling, sampling.top_p * factor)))
-        for factor in (1 - 1e-13, 1, 1 + 1e-13)
+        sample(row, context._replace(sampling=_times(sampling, top_p, typical_p)))
+        for top_p, typical_p in itertools.product((1 - 1e-13, 1, 1 + 1e-13), repeat=2)
     }
     for isa in levels():
         assert drawing(len(row), isa).sample(row, context) in near
 
 
-def _with_p(sampling: Sampling, top_p: float) -> Sampling:
-    return msgspec.structs.replace(sampling, top_p=top_p)
+def _times(sampling: Sampling, top_p: float, typical_p: float) -> Sampling:
+    return msgspec.structs.replace(
+        sampling, top_p=min(sampling.top_p * top_p, 1.0), typical_p=min(sampling.typical_p * typical_p, 1.0)
+    )
 
 
 def test_guesses_are_context_for_what_comes_after_them() -> None:
@@ -154,7 +161,9 @@ def test_log_probabilities_are_the_samplers(alternatives: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.5}], ids=str
+    "options",
+    [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"typical_p": 0.5}, {"top_k": 9, "top_p": 0.5}],
+    ids=str,
 )
 @pytest.mark.parametrize("where", [0, 5, 96])
 def test_a_draw_from_numbers_that_are_none_is_a_token(where: int, options: dict[str, Any]) -> None:
@@ -166,8 +175,9 @@ def test_a_draw_from_numbers_that_are_none_is_a_token(where: int, options: dict[
 
 
 def test_what_is_kept_is_what_transformers_keeps() -> None:
-    """Its processors, one by one: penalty, temperature, top-k, top-p, min-p. Its top-p keeps ids whose likelier ones
-    have less than p together, as ours; a nucleus that ends between equal ids is a matter of order, and left out."""
+    """Its processors, one by one: penalty, temperature, top-k, top-p, min-p, typical. Its top-p keeps ids whose
+    likelier ones have less than p together, as ours; a nucleus that ends between equal ids is a matter of order, and
+    left out."""
     from transformers.generation import logits_process as theirs
 
     draws = np.random.default_rng(2)
@@ -176,9 +186,12 @@ def test_what_is_kept_is_what_transformers_keeps() -> None:
         ids = draws.integers(0, 50, size=12).tolist()
         scores = theirs.RepetitionPenaltyLogitsProcessor(1.2)(torch.tensor([ids]), torch.from_numpy(row)[None].clone())
         scores = theirs.TemperatureLogitsWarper(0.7)(torch.tensor([ids]), scores)
-        kinds: list[dict[str, Any]] = [{"top_k": 30}, {"top_p": 0.8}, {"min_p": 0.05}]
-        options = kinds[trial % 3]
-        warper: Any = [theirs.TopKLogitsWarper, theirs.TopPLogitsWarper, theirs.MinPLogitsWarper][trial % 3]
+        kinds: list[dict[str, Any]] = [{"top_k": 30}, {"top_p": 0.8}, {"min_p": 0.05}, {"typical_p": 0.8}]
+        options = kinds[trial % 4]
+        warpers: list[Any] = [
+            theirs.TopKLogitsWarper, theirs.TopPLogitsWarper, theirs.MinPLogitsWarper, theirs.TypicalLogitsWarper,
+        ]  # fmt: skip
+        warper = warpers[trial % 4]
         kept = torch.isfinite(warper(next(iter(options.values())))(torch.tensor([ids]), scores)[0]).numpy()
         exact = scores[0].double().numpy()
         sampling = Sampling(temperature=0.7, repetition=1.2, **options)

@@ -103,7 +103,7 @@ for options in d.OPTIONS:
     d.test_what_else_is_asked_changes_the_same(0.7, options)
     d.test_what_else_is_asked_changes_the_same(0.0, options)
 for where in (0, 5, 96):
-    for options in ({}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.5}):
+    for options in ({}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"typical_p": 0.5}, {"top_k": 9, "top_p": 0.5}):
         d.test_a_draw_from_numbers_that_are_none_is_a_token(where, options)
 d.test_guesses_are_context_for_what_comes_after_them()
 d.test_log_probabilities_are_the_samplers(20)

@@ -32,6 +32,7 @@ SAMPLINGS = [
     GREEDY,
     Sampling(temperature=0.3, seed=3, logprobs=2, repetition=1.2, presence=0.1, frequency=0.2),
     Sampling(temperature=1.0, seed=4, top_k=9, top_p=0.9, min_p=0.01),
+    Sampling(temperature=1.0, seed=7, typical_p=0.7),
     Sampling(temperature=0.0, logprobs=1, frequency=0.7, bias={5: 3.0, 9: -4.0}),
     Sampling(temperature=0.6, seed=5, allowed=tuple(range(40)), banned=((7,), (3, 8)), min_tokens=9, ends=(2, 4)),
     Sampling(temperature=0.0, prompt_logprobs=1),

@@ -475,6 +475,8 @@ SAMPLING: list[tuple[str, dict[str, Any]]] = [
     ("top_p", {"top_p": math.nan}),
     ("min_p", {"min_p": -0.1}),
     ("min_p", {"min_p": 1.5}),
+    ("typical_p", {"typical_p": 0.0}),
+    ("typical_p", {"typical_p": math.inf}),
     ("top_k", {"top_k": -2}),
     ("repetition_penalty", {"repetition": 0.0}),
     ("repetition_penalty", {"repetition": math.inf}),
