@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
+from typing import TypeVar
 
 from octavo.core.config.schema import Config
 from octavo.core.messages import Facts
 from octavo.core.models.errors import ModelError
 from octavo.executors.loading.spec import Spec
+
+T = TypeVar("T")
+PLAIN_KV = {"auto": None, "fp32": None}
+"""What executors that keep KV in fp32 alone have to give."""
 
 
 def model_facts(
@@ -33,6 +39,14 @@ def model_facts(
         drafter=config.speculation.drafter or "",
         serves=serves,
     )
+
+
+def kept_as(config: Config, kinds: Mapping[str, T], who: str) -> T:
+    """How KV is kept, of what there is by the names of `executor.kv`. Raises `ModelError`."""
+    if (asked := config.executor.kv) not in kinds:
+        there = " or ".join(f'"{name}"' for name in kinds if name != "auto")
+        raise ModelError(f"the executor {who} has no KV in {asked}; set executor.kv to {there}, or leave it out")
+    return kinds[asked]
 
 
 def check_memory(facts: Facts, block_bytes: int) -> None:

@@ -85,8 +85,9 @@ class ExecutorConfig(Section, frozen=True):
     weights: Literal["file", "w8", "w4"] = "file"
     """What `native` makes of weights that are floats: nothing, or groups of 32 numbers of 8 or 4 bits. Weights that are
     quantised stay as they are."""
-    kv: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """How `native` keeps keys and values. `auto` is bf16 in fast mode, and fp32 in exact mode, which has no other."""
+    kv: Literal["auto", "fp32", "bf16", "int8", "fp8"] = "auto"
+    """How keys and values are kept. `native`: fp32, bf16 or int8; `auto` is bf16 in fast mode, and fp32 in exact mode,
+    which has no other. `cuda`: bf16, which is `auto`, or fp8 (e4m3, 448 at most). The others: fp32."""
 
 
 class SpeculationConfig(Section, frozen=True):

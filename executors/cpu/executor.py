@@ -32,7 +32,7 @@ from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.tree import kept, path
 from octavo.executors.drafting.verification import verify
-from octavo.executors.facts import check_memory, model_facts
+from octavo.executors.facts import PLAIN_KV, check_memory, kept_as, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import load_model
 from octavo.executors.loading.peft import Lora, read
@@ -69,6 +69,7 @@ class CpuExecutor:
     def load(cls, config: Config) -> Self:
         """Raises `ModelError` for a model that is not there, not of this family or too big, `NotExactError` when this
         machine cannot be exact."""
+        kept_as(config, PLAIN_KV, "cpu")
         torch.set_num_threads(config.executor.threads or len(os.sched_getaffinity(0)))
         files = locate(config.model.path)
         model = load_model(files)

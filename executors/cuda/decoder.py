@@ -57,9 +57,20 @@ class _Layer:
 class Decoder:
     """A model on `kernels.device`. Its KV pool is made by `allocate`; before that nothing can be computed."""
 
-    def __init__(self, model: Model, kernels: Kernels, dtype: torch.dtype, block_size: int, *, exact: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        block_size: int,
+        *,
+        exact: bool,
+        kv: torch.dtype | None = None,
+    ) -> None:
+        """KV is in `kv`, or as the numbers are. Raises `ValueError` for shapes that kernels cannot have."""
         spec, device = model.spec, kernels.device
         self.spec, self.kernels, self.dtype, self.exact = spec, kernels, dtype, exact
+        self._kv = kv or dtype
         self.block_size = block_size
         self.group = spec.heads // spec.kv_heads
         self.windows = sorted({effective_window(spec, i) for i in range(spec.layers)})
@@ -94,7 +105,7 @@ class Decoder:
 
     def layout(self, blocks: int) -> PoolLayout:
         """Of one layer's pool. Raises `ValueError` when kernels cannot have it."""
-        return PoolLayout(blocks, self.block_size, self.spec.kv_heads, self.spec.head_dim, self.dtype)
+        return PoolLayout(blocks, self.block_size, self.spec.kv_heads, self.spec.head_dim, self._kv)
 
     def allocate(self, blocks: int) -> None:
         """An empty pool, in place of an earlier one."""

@@ -32,7 +32,7 @@ from octavo.executors.cuda.speaker import Asked, Speaker
 from octavo.executors.cuda.swap import HostPool
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
-from octavo.executors.facts import check_memory, model_facts
+from octavo.executors.facts import check_memory, kept_as, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import in_fp32, open_checkpoint
 from octavo.executors.outcome import Outcome, Settlement
@@ -84,11 +84,12 @@ class CudaExecutor:
             )
         model = in_fp32(checkpoint)
         spec, size, mode = model.spec, config.kv.block_size, config.executor.mode
+        kv = kept_as(config, {"auto": dtype, "bf16": dtype, "fp8": torch.float8_e4m3fn}, "cuda")
         if (wanted := config.kv.tokens // size) < 1:
             raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")
         with torch.inference_mode():
             try:
-                decoder = Decoder(model, kernels, dtype, size, exact=mode == "exact")
+                decoder = Decoder(model, kernels, dtype, size, exact=mode == "exact", kv=kv)
                 block_bytes = spec.layers * decoder.layout(1).block_bytes
                 decoder.allocate(1)
             except ValueError as error:
@@ -102,11 +103,12 @@ class CudaExecutor:
             files.model_id,
             spec,
             token_bytes=block_bytes // size,
-            seed=model.digest + f"cuda {dtype} {mode}".encode(),
+            seed=model.digest + f"cuda {dtype} {kv} {mode}".encode(),
             serves=("prompt_logprobs", "restrictions", *(() if grammars is None else ("grammar",))),
         )
         check_memory(msgspec.structs.replace(facts, total_blocks=0), facts.block_bytes)
-        facts = msgspec.structs.replace(facts, executor=f"{mode}, {kernels.device}")
+        how = [mode, *(["KV fp8"] if kv != dtype else []), str(kernels.device)]
+        facts = msgspec.structs.replace(facts, executor=", ".join(how))
         return cls(Forward(decoder, recorder), facts, grammars, Drafting.of(Host(config, facts)))
 
     @property

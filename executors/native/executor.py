@@ -25,7 +25,7 @@ from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.tree import kept, path
 from octavo.executors.drafting.verification import verify, walk
-from octavo.executors.facts import check_memory, model_facts
+from octavo.executors.facts import check_memory, kept_as, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.loading.peft import Lora, read
@@ -262,9 +262,11 @@ def _own_finite(run: Run, ask: Ask, out: Outputs) -> bool:
 def _kv_kind(config: Config) -> Kind:
     """Raises `ModelError` for what is not exact in exact mode."""
     exact, asked = config.executor.mode == "exact", config.executor.kv
-    if exact and asked not in ("auto", "fp32"):
+    kinds = {"auto": Kind.F32 if exact else Kind.BF16, "fp32": Kind.F32, "bf16": Kind.BF16, "int8": Kind.I8}
+    kind = kept_as(config, kinds, "native")
+    if exact and kind is not Kind.F32:
         raise ModelError(f'executor.kv = "{asked}" is not exact; set executor.mode = "fast", or leave it out')
-    return {"auto": Kind.F32 if exact else Kind.BF16, "fp32": Kind.F32, "bf16": Kind.BF16, "int8": Kind.I8}[asked]
+    return kind
 
 
 def _unusual(config: Config) -> list[str]:

@@ -26,8 +26,9 @@ from tests.kernels.conftest import Maker
 
 GREEDY = Sampling(temperature=0.0, logprobs=3)
 Mode: TypeAlias = Literal["fast", "exact"]
+Kv: TypeAlias = Literal["auto", "fp32", "bf16", "int8", "fp8"]
 Make: TypeAlias = Callable[..., CudaExecutor]
-"""order=0, mode="fast", block_size=16, tokens=1024, memory=Bytes(), fit=False, recorder=None."""
+"""order=0, mode="fast", block_size=16, tokens=1024, memory=Bytes(), fit=False, recorder=None, kv="auto"."""
 
 
 @dataclass
@@ -49,11 +50,19 @@ class Bytes:
         return self.peak
 
 
-def config(folder: Path, block_size: int = 16, tokens: int = 1024, mode: Mode = "fast", fit: bool = False) -> Config:
+def config(
+    folder: Path,
+    block_size: int = 16,
+    tokens: int = 1024,
+    mode: Mode = "fast",
+    fit: bool = False,
+    kv: Kv = "auto",
+    host_tokens: int = 0,
+) -> Config:
     return Config(
         model=ModelConfig(path=str(folder)),
-        kv=KvConfig(block_size=block_size, tokens=tokens, fit=fit),
-        executor=ExecutorConfig(threads=1, mode=mode),
+        kv=KvConfig(block_size=block_size, tokens=tokens, fit=fit, host_tokens=host_tokens),
+        executor=ExecutorConfig(threads=1, mode=mode, kv=kv),
         scheduler=SchedulerConfig(max_sequences=4, chunk_budget=20),
     )
 
@@ -94,8 +103,9 @@ def make(folder: Path, resident_kernels: Maker) -> Make:
         memory: Bytes | None = None,
         fit: bool = False,
         recorder: Recorder | None = None,
+        kv: Kv = "auto",
     ) -> CudaExecutor:
-        settings = config(folder, block_size, tokens, mode, fit)
+        settings = config(folder, block_size, tokens, mode, fit, kv)
         return CudaExecutor.on(resident_kernels(order), settings, torch.float16, memory or Bytes(), recorder)
 
     return made
