@@ -1,28 +1,36 @@
 """An executor's process: bound steps in, results out. Knows no model; that is the `Executor` it loads by name.
 
+One that is `Ahead` has a step under way while the process waits for the next plan: it looks for both in turn, without
+sleeping, as waits for a device do.
+
 A step that the executor cannot run at all ends the process: the supervisor starts another, and the scheduler
 computes everything anew.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
+from collections import deque
 from pathlib import Path
 
 import msgspec
 
 from octavo.core.config.schema import Config
 from octavo.core.control import AdapterLost, AdapterRead, Adapters, ReadAdapter, Ready
-from octavo.core.messages import Adapter, PeerDown, PeerUp, Role, StepBind, StepPlan, decode, encode
+from octavo.core.messages import Adapter, PeerDown, PeerUp, Role, StepBind, StepPlan, StepResult, decode, encode
 from octavo.core.models.errors import ModelError
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
 from octavo.core.trace.catalogue import StepExecuted, WireDropped
 from octavo.core.work import step_work
 from octavo.executors.adapters import Holds
+from octavo.executors.base import Ahead
 from octavo.executors.choice import load_executor
 from octavo.executors.moments import GROWTH, WARM_STEPS, Moment, measure
 
+PATIENCE_NS = 1_000_000_000
+"""A step that takes longer is waited for, so that heartbeats tell of a device that hangs."""
 SIZES = (1, 8, 32, 128, 512, 2048)
 """Steps are counted by the tokens that they computed, up to each of these, and more."""
 SIZE_NAMES = (*(f"steps_of_{most}" for most in SIZES), "steps_of_more")
@@ -37,6 +45,11 @@ class ExecutorActor(Shell):
         self.events.emit(measure("before_load", 0, None))
         chosen = load_executor(config, run_dir, first=generation == 1)
         self._executor = chosen.executor
+        self._ahead = chosen.executor if isinstance(chosen.executor, Ahead) else None
+        self._begun: deque[tuple[StepPlan, StepBind]] = deque()
+        """Steps whose results are to come."""
+        self._since_ns = 0
+        """When a step began to be under way with nothing else to do."""
         facts = self._executor.facts
         adapters = self._configured(config) if generation == 1 else []
         self.events.emit(measure("after_load", 0, facts))
@@ -75,6 +88,8 @@ class ExecutorActor(Shell):
                 self.link.send(AdapterRead(number=message.number, adapter=adapter))
 
     def peer(self, news: PeerUp | PeerDown) -> None:
+        if self._ahead is not None:
+            self._tell(self._ahead.end())
         if news.role is Role.KV and isinstance(news, PeerDown):
             self._executor.forget()
 
@@ -85,7 +100,21 @@ class ExecutorActor(Shell):
         if not isinstance(plan, StepPlan) or not isinstance(bind, StepBind):
             self.events.emit(WireDropped(peer="kv", why=f"{type(plan).__name__} is not a plan with its bind"))
             return
-        result = self._executor.execute(plan, bind)
+        self._begun.append((plan, bind))
+        self._tell([self._executor.execute(plan, bind)] if self._ahead is None else self._ahead.begin(plan, bind))
+
+    def tick(self) -> None:
+        """Look whether the step that is under way has ended: whatever comes first, its end or the next plan."""
+        if self._ahead is not None and (self._ahead.there or time.monotonic_ns() - self._since_ns > PATIENCE_NS):
+            self._tell(self._ahead.end())
+
+    def _tell(self, results: list[StepResult]) -> None:
+        for result in results:
+            self._report(*self._begun.popleft(), result)
+        self._since_ns = time.monotonic_ns()
+        self.wakeup_ns = self._since_ns if self._ahead is not None and self._ahead.under_way else None
+
+    def _report(self, plan: StepPlan, bind: StepBind, result: StepResult) -> None:
         self.station.send(Role.SCHEDULER, encode(result), dest_gen=plan.scheduler_gen)
         self._steps += 1
         self._tokens += len(result.tokens)

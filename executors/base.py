@@ -5,7 +5,7 @@ It never chooses work, never sees a socket or a clock, and knows its model; its 
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from octavo.core.config.schema import Config
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult
@@ -39,4 +39,28 @@ class Executor(Protocol):
 
     def forget(self) -> None:
         """The KV-manager's state was lost: nothing is resident any more."""
+        ...
+
+
+@runtime_checkable
+class Ahead(Protocol):
+    """Of an executor that begins a step before the one before it has ended."""
+
+    def begin(self, plan: StepPlan, bind: StepBind) -> list[StepResult]:
+        """Launch a step; it is under way afterwards. Gives the results of earlier ones that are there by then, in
+        order."""
+        ...
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has begun whose result was not given."""
+        ...
+
+    @property
+    def there(self) -> bool:
+        """Whether its result can be had without waiting."""
+        ...
+
+    def end(self) -> list[StepResult]:
+        """Wait for the step that is under way, if one is, and give its result."""
         ...

@@ -1,7 +1,8 @@
 """What came of a step's runs, and how it is told: shared by the executors that have a model.
 
 A run that fails takes nobody with it, and its residency stays failed: steps that were planned for it ahead of this
-result fail for the same reason. Knows no weights, no KV bytes, no sampling.
+result fail for the same reason. A step may begin before the one before it has ended: then residents are where its plan
+takes them, with numbers in place of tokens that the host does not know yet. Knows no weights, no KV bytes, no sampling.
 """
 
 from __future__ import annotations
@@ -40,9 +41,23 @@ class Settlement:
     def clear(self) -> None:
         self._failed.clear()
 
+    def failure(self, run: Run) -> str | None:
+        """Why its residency has failed, if it has."""
+        return self._failed.get(run.resident)
+
     def refused(self, runs: Sequence[Run]) -> list[Outcome]:
         """An outcome per run: failed for those that cannot be computed at all, empty for the others."""
         return [Outcome(self._refusal(run)) for run in runs]
+
+    def expect(self, runs: Sequence[Run], unknown: Sequence[int]) -> None:
+        """Bring the residents to where the plan's author takes them to be, before the outcomes are known: each run that
+        samples says one token, for which the next of the `unknown` stands until then."""
+        numbers = iter(unknown)
+        for run in runs:
+            run.resident.kv_len = run.end
+            if run.samples:
+                run.resident.tokens.append(next(numbers))
+                run.resident.unknown += 1
 
     def result(self, step: int, started_ns: int, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> StepResult:
         """Bring the residents up to date, and tell the scheduler."""
@@ -56,7 +71,7 @@ class Settlement:
             open_id=col([run.resident.open_id for run, _ in done]),
             n_new=col([len(outcome.tokens) for _, outcome in done]),
             tokens=col([token for _, outcome in done for token in outcome.tokens]),
-            kv_len=col([run.resident.kv_len for run, _ in done]),
+            kv_len=col([_kv_len(run, outcome) for run, outcome in done]),
             started_ns=started_ns,
             finished_ns=time.monotonic_ns(),
             failed=[
@@ -76,8 +91,9 @@ class Settlement:
     def _refusal(self, run: Run) -> str | None:
         if self._failed and (reason := self._failed.get(run.resident)) is not None:
             return reason
-        ids = run.resident.tokens[run.start : run.end]
-        if min(ids) < 0 or max(ids) >= self._vocab_size:
+        resident = run.resident
+        ids = resident.tokens[run.start : min(run.end, len(resident.tokens) - resident.unknown)]
+        if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
             return f"a token id is outside of the model's vocabulary [0, {self._vocab_size})"
         if (adapter := run.resident.adapter) is not None:
             return "this executor has no LoRA adapters" if self._adapters is None else self._adapters.missing(adapter)
@@ -86,8 +102,16 @@ class Settlement:
     def _settle(self, run: Run, outcome: Outcome) -> None:
         """Bring the resident to where the plan's author takes it to be, also when it failed: its next step may be
         on the way already."""
-        run.resident.kv_len = run.end + max(0, len(outcome.tokens) - 1)  # guesses that were right have theirs already
+        resident, said = run.resident, outcome.tokens
         if outcome.failure is not None:
-            self._failed[run.resident] = outcome.failure
-            run.resident.tokens += [0] * run.samples
-        run.resident.tokens += outcome.tokens
+            self._failed[resident] = outcome.failure
+            said = (0,) * run.samples
+        expected = int(run.samples and resident.unknown > 0)
+        resident.unknown -= expected
+        resident.tokens[run.end : run.end + expected] = said
+        resident.kv_len = max(resident.kv_len, _kv_len(run, outcome))
+
+
+def _kv_len(run: Run, outcome: Outcome) -> int:
+    """After it: guesses that were right have their KV already."""
+    return run.end + max(0, len(outcome.tokens) - 1)

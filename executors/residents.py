@@ -33,6 +33,8 @@ class Resident:
     choice: int
     sampling: Sampling
     kv_len: int = 0
+    unknown: int = 0
+    """How many of its last tokens are on the device alone: in `tokens` numbers below 0 stand for them."""
     table: array[int] = field(default_factory=partial(array, "i"))
     namespace: bytes = b""
     """Of its tenant and adapter: what is learnt from it may serve only residents of the same one."""
@@ -172,7 +174,15 @@ class Residents:
                 namespace, adapter = parent.namespace, parent.adapter
                 prompt_len, choice, sampling = f.prompt_len, f.choice, f.sampling
             self.slots[slot] = Resident(
-                open_id, tokens, prompt_len, choice, sampling, length, table, namespace, adapter
+                open_id,
+                tokens,
+                prompt_len,
+                choice,
+                sampling,
+                kv_len=length,
+                table=table,
+                namespace=namespace,
+                adapter=adapter,
             )
 
     def _apply_deltas(self, slots: Col, indices: Col, blocks: Col) -> None:

@@ -12,37 +12,31 @@ from functools import partial
 from typing import Any, Self
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from octavo.core.config.schema import Config
-from octavo.core.grammar import GrammarError, Grammars
-from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
+from octavo.core.grammar import Grammars
+from octavo.core.messages import Facts, StepBind, StepPlan, StepResult
 from octavo.core.models.locate import locate
 from octavo.executors.adapters import Adapters
 from octavo.executors.cpu.forward import Forward
 from octavo.executors.cpu.layout import PoolShape
 from octavo.executors.cpu.llama import KvPool, Llama, token_bytes
 from octavo.executors.cpu.lora import Packed
+from octavo.executors.cpu.passes import CpuPasses
 from octavo.executors.cpu.probe import exact_adapter, load_exact
 from octavo.executors.cpu.stacks import Stacks
-from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
+from octavo.executors.drafting.contract import Host, Took
 from octavo.executors.drafting.drafting import Drafting
-from octavo.executors.drafting.tree import kept, path
-from octavo.executors.drafting.verification import verify
 from octavo.executors.facts import PLAIN_KV, check_memory, kept_as, model_facts
+from octavo.executors.frame import Frame
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import load_model
 from octavo.executors.loading.peft import Lora, read
-from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Residents, Run, of_prompt, slots_of, span_of
-from octavo.executors.sampling import Context, logprob
+from octavo.executors.outcome import Settlement
+from octavo.executors.residents import Residents
 
 _MODE = b"exact fp32"
-PROMPT_ROWS = 32
-_NOTHING = torch.empty(0)
 
 
 class CpuExecutor:
@@ -60,10 +54,11 @@ class CpuExecutor:
         self.forward = forward
         self._pool = pool
         self._residents = Residents()
-        self._matchers = Matchers(grammars)
         self.adapters = self._adapters()
         self._settlement = Settlement(facts.vocab_size, self.adapters)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
+        passes = CpuPasses(forward, pool, Matchers(grammars), self._drafting)
+        self._frame = Frame(passes, self._settlement, self._drafting)
 
     @classmethod
     def load(cls, config: Config) -> Self:
@@ -123,116 +118,8 @@ class CpuExecutor:
             if len(bind.copy_src):
                 self._pool.copy_blocks(torch.from_numpy(bind.copy_src.copy()), torch.from_numpy(bind.copy_dst.copy()))
             took: list[Took] = []
-            outcomes = self._compute(runs, self._drafting.drafts(bind, runs, self._residents), took)
+            begun = self._frame.begin(runs, self._drafting.drafts(bind, runs, self._residents))
+            outcomes = self._frame.end(begun, took)
             result = self._settlement.result(plan.step, started, runs, outcomes)
             self._drafting.took(took)
         return result
-
-    def _compute(self, runs: list[Run], drafts: list[Draft], took: list[Took]) -> list[Outcome]:
-        """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
-        outcomes = self._settlement.refused(runs)
-        sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
-        if not sound:
-            return outcomes
-        spans = [span_of(runs[i], drafts[i].tokens, drafts[i].parents) for i in sound]
-        taps = dict.fromkeys(self._drafting.taps, _NOTHING)
-        hidden = self.forward.hidden(self.forward.layout(spans, self._pool.shape), self._pool, taps=taps)
-        finite = _finite_rows(hidden)
-        sampled: dict[int, range] = {}  # run: the rows of its last token and of its guesses
-        prompts: dict[int, list[TokenLogprob]] = {}
-        starts: dict[int, int] = {}
-        poisoned: list[int] = []
-        at = 0
-        for i, span in zip(sound, spans, strict=True):
-            run, starts[i] = runs[i], at
-            known = finite[at : at + run.end - run.start]
-            if not all(known):
-                outcomes[i] = Outcome(_not_finite(span.start + known.index(False)))
-                if drafts[i].tokens:
-                    poisoned.append(i)
-            else:
-                if about := of_prompt(run):
-                    prompts[i] = self._prompt(run, hidden[at : at + len(about)])
-                if run.samples:
-                    sampled[i] = range(at + len(known) - 1, at + len(span.ids))
-            at += len(span.ids)
-        if sampled:
-            self._sample(runs, drafts, sampled, hidden, outcomes)
-        for i, entries in prompts.items():
-            outcomes[i] = outcomes[i]._replace(prompt=entries)
-        done = {i: kept(runs[i], drafts[i], outcomes[i].tokens) for i in starts if outcomes[i].failure is None}
-        self._straighten([(runs[i], rows) for i, rows in done.items() if drafts[i].parents is not None])
-        if self._drafting.features:
-            inner = torch.cat([taps[layer] for layer in self._drafting.taps], dim=-1) if taps else None
-            for i, stay in done.items():
-                rows = [starts[i] + row for row in stay]
-                told = None if inner is None else inner[rows]
-                took.append(Took(runs[i].resident, runs[i].start, hidden[rows], told))
-        if poisoned:  # perhaps by a guess: a run is judged by its own tokens
-            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), took)
-            for i, outcome in zip(poisoned, alone, strict=True):
-                outcomes[i] = outcome
-        return outcomes
-
-    def _straighten(self, branched: list[tuple[Run, list[int]]]) -> None:
-        """Bring the KV of tokens that stay to the cells of their positions: a tree gives cells out in its own order."""
-        if not branched:
-            return
-        size = self._pool.shape.block_size
-        tables = [(run.resident.table, run.start, np.array(rows)) for run, rows in branched]
-        source = [slots_of(table, start + rows, size) for table, start, rows in tables]
-        target = [slots_of(table, start + np.arange(len(rows)), size) for table, start, rows in tables]
-        self._pool.copy_slots(torch.from_numpy(np.concatenate(source)), torch.from_numpy(np.concatenate(target)))
-
-    def _prompt(self, run: Run, hidden: Tensor) -> list[TokenLogprob]:
-        """What the model says of the prompt's tokens after the run's first one. Some rows at a time: a row of logits
-        is as long as the vocabulary."""
-        after = run.resident.tokens[run.start + 1 :]
-        wanted = run.resident.sampling.prompt_logprobs
-        return [
-            logprob(row, after[at + i], wanted)
-            for at in range(0, len(hidden), PROMPT_ROWS)
-            for i, row in enumerate(self.forward.logits(hidden[at : at + PROMPT_ROWS]).numpy())
-        ]
-
-    def _sample(
-        self,
-        runs: list[Run],
-        drafts: list[Draft],
-        sampled: dict[int, range],
-        hidden: Tensor,
-        outcomes: list[Outcome],
-    ) -> None:
-        logits = self.forward.logits(hidden[[row for rows in sampled.values() for row in rows]])
-        finite, values = _finite_rows(logits), logits.numpy()
-        at = 0
-        for i, rows in sampled.items():
-            sound = finite[at : at + len(rows)]
-            mine = values[at : at + (len(rows) if all(sound) else sound.index(False))]
-            at += len(rows)
-            outcomes[i] = self._verified(runs[i], drafts[i], mine)
-
-    def _verified(self, run: Run, draft: Draft, rows: npt.NDArray[np.float32]) -> Outcome:
-        """What the finite rows say, of the run's last token and its guesses."""
-        resident = run.resident
-        if not len(rows):
-            return Outcome(_not_finite(run.end - 1))
-        context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
-        try:
-            new = verify(rows, draft, context, self._drafting.rule, partial(self._matchers.mask, resident))
-        except GrammarError as error:
-            return Outcome(str(error))
-        wanted = resident.sampling.logprobs
-        said = zip((-1, *path(draft, new)), new, strict=True)  # each token by the row of the guess before it
-        entries = [logprob(rows[node + 1], token, wanted) if wanted >= 0 else None for node, token in said]
-        return Outcome(None, tuple(new), tuple(entries), drafted=len(draft.tokens))
-
-
-def _finite_rows(x: Tensor) -> list[bool]:
-    least, most = x.aminmax(dim=-1)
-    finite: list[bool] = (least.isfinite() & most.isfinite()).tolist()
-    return finite
-
-
-def _not_finite(position: int) -> str:
-    return f"the model's numbers at position {position} are not finite"

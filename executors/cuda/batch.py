@@ -18,6 +18,8 @@ from octavo.kernels.cuda.plan import Plan, Query, fitting_split, plan
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 
+TREE = 64
+"""Tokens of a tree, the one that it hangs on included."""
 SPLIT = 512
 """Keys in a part of a long context, where how a sequence is cut may not depend on its company."""
 
@@ -33,6 +35,9 @@ class Batch:
     """Of each span's sequence, its own tokens included."""
     firsts: Ints
     """First token of each span, and past the last token."""
+    tree_mask: npt.NDArray[np.int64] | None = None
+    tree_start: Ints | None = None
+    """As a `Step` has them, where a span is a tree."""
 
     def queries(self) -> list[Query]:
         firsts, lengths = self.firsts.tolist(), self.lengths.tolist()
@@ -43,7 +48,7 @@ class Batch:
 
 
 def build(spans: list[Span], block_size: int) -> Batch:
-    """`spans` is not empty, nor is one of them."""
+    """`spans` is not empty, nor is one of them. An id below 0 is one that the device knows."""
     counts = np.array([len(span.ids) for span in spans], dtype=np.int32)
     starts = np.array([span.start for span in spans], dtype=np.int32)
     lengths = starts + counts
@@ -56,8 +61,28 @@ def build(spans: list[Span], block_size: int) -> Batch:
     else:
         positions = np.arange(firsts[-1], dtype=np.int32) - np.repeat(firsts[:-1] - starts, counts)
         row = np.repeat(np.arange(len(spans)), counts)
-    blocks = tables[row, positions // block_size].astype(np.int64)
-    return Batch(ids, positions, blocks * block_size + positions % block_size, tables, lengths, firsts)
+    cells = positions
+    if any(span.paths is not None for span in spans):
+        positions = np.array([position for span in spans for position in span.positions], dtype=np.int32)
+    blocks = tables[row, cells // block_size].astype(np.int64)
+    slots = blocks * block_size + cells % block_size
+    return Batch(ids, positions, slots, tables, lengths, firsts, *_trees(spans))
+
+
+def _trees(spans: list[Span]) -> tuple[npt.NDArray[np.int64] | None, Ints | None]:
+    """Cells are given out in the order of a span's tokens, so what a node sees of its tree is bits of a mask."""
+    if all(span.paths is None for span in spans):
+        return None, None
+    masks: list[int] = []
+    starts: list[int] = []
+    for span in spans:
+        if span.paths is None:
+            masks += [0] * len(span.ids)
+            starts += [-1] * len(span.ids)
+        else:
+            masks += [sum(1 << (cell - span.start) for cell in path) for path in span.paths]
+            starts += [span.start] * len(span.ids)
+    return np.array(masks, dtype=np.uint64).view(np.int64), np.array(starts, dtype=np.int32)
 
 
 def _tables(spans: list[Span]) -> Ints:

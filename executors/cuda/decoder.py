@@ -25,6 +25,8 @@ from octavo.kernels.cuda.instances import ACTIVATIONS, Heads
 from octavo.kernels.cuda.launch import Kernels, Staged, Step
 from octavo.kernels.cuda.pool import PoolLayout
 
+SAID = 1024
+"""Sequences whose tokens stay on the device from a step to the next; a step in which more sample waits."""
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -76,6 +78,8 @@ class Decoder:
         self.windows = sorted({effective_window(spec, i) for i in range(spec.layers)})
         """Of its layers, each once; 0 sees everything."""
         self.pools: list[Tensor] = []
+        self.said = torch.zeros(SAID, dtype=torch.int64, device=device)
+        """What the last step drew: an id below 0 of the next one is the one that lies so far from its end."""
         weights = _Weights(model, device, dtype, exact)
         self.embed, self._norm = weights.tensor("embed"), weights.norm("norm")
         self._places = weights.tensor("positions.weight") if spec.learned_positions else None
@@ -103,6 +107,11 @@ class Decoder:
             for i in range(spec.layers)
         ]
 
+    @property
+    def trees(self) -> bool:
+        """Whether attention can be over trees: where windows begin, it takes cells for positions."""
+        return self.windows == [0]
+
     def layout(self, blocks: int) -> PoolLayout:
         """Of one layer's pool. Raises `ValueError` when kernels cannot have it."""
         return PoolLayout(blocks, self.block_size, self.spec.kv_heads, self.spec.head_dim, self._kv)
@@ -112,6 +121,12 @@ class Decoder:
         self.pools = []  # what was there is given back first
         layout = self.layout(blocks)
         self.pools = [layout.allocate(self.kernels.device) for _ in range(self.spec.layers)]
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy KV of single tokens from these slots to those, as if all were read before any is written."""
+        layout = self.layout(len(self.pools[0]))
+        for pool in self.pools:
+            layout.move(pool, source, target)
 
     def hidden(self, ids: Tensor, step: Step, plans: Mapping[int, list[Staged]]) -> Tensor:
         """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]. `plans` are by window,
@@ -134,7 +149,7 @@ class Decoder:
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def _embedded(self, ids: Tensor, step: Step) -> Tensor:
-        x = self.embed[ids]
+        x = self.embed[torch.where(ids < 0, self.said[ids.clamp(max=-1)], ids)]
         if self.spec.embed_scale != 1.0:
             x = x * self.spec.embed_scale
         return x if self._places is None else x + self._places[step.positions]

@@ -1,7 +1,9 @@
 """The CUDA executor: runs bound steps of a decoder on one GPU, over a paged KV pool.
 
 Prompts' chunks and decodes share a step. Steps of decodes alone run as recorded graphs, all others launch by launch.
-Tokens are drawn and guesses verified on the device; the host reads them once a step.
+Tokens are drawn and guesses verified on the device; the host reads them once a step, and a step later: a step begins
+(is planned and launched) before the tokens of the one before it are known here, so the device need not wait. Not so
+with a drafter, who guesses by the last token.
 
 In mode `fast` a token's numbers depend on how many others are in its step: by the linears (see `linear`), and by where
 attention cuts contexts. In mode `exact` they do not, nor on chunks or blocks.
@@ -12,6 +14,7 @@ What it runs on is a library of kernels: a GPU's, or the emulator's. Everything 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -20,29 +23,28 @@ import torch
 
 from octavo.core.config.schema import Config
 from octavo.core.grammar import Grammars
-from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult, TokenLogprob
+from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
+from octavo.executors.cuda.batch import TREE
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.drawing import Row
-from octavo.executors.cuda.forward import Forward, Pass
+from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import CudaRecorder, Recorder
 from octavo.executors.cuda.memory import CudaMemory, Memory, pool_blocks
-from octavo.executors.cuda.speaker import Asked, Speaker
+from octavo.executors.cuda.passes import CudaPasses, Made
+from octavo.executors.cuda.speaker import Speaker
 from octavo.executors.cuda.swap import HostPool
-from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
+from octavo.executors.drafting.contract import Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.facts import check_memory, kept_as, model_facts
+from octavo.executors.frame import Begun, Frame
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import in_fp32, open_checkpoint
-from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Resident, Residents, Run, Span, of_prompt, span_of
-from octavo.executors.sampling import logprob
+from octavo.executors.outcome import Settlement
+from octavo.executors.residents import Resident, Residents, Span
 from octavo.kernels.cuda.device import Device
 from octavo.kernels.cuda.launch import Kernels
-
-PROMPT_ROWS = 32
-"""Rows of logits at a time, where every position of a prompt is asked for: a row is as long as the vocabulary."""
 
 
 class CudaExecutor:
@@ -62,7 +64,12 @@ class CudaExecutor:
         self._residents = Residents()
         self._settlement = Settlement(facts.vocab_size)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
-        self._speaker = Speaker(forward.decoder.kernels, facts.vocab_size, Matchers(grammars), self._drafting.rule)
+        speaker = Speaker(forward.decoder.kernels, facts.vocab_size, Matchers(grammars), self._drafting.rule)
+        self._passes = CudaPasses(forward, speaker, self._catch_up)
+        self._frame = Frame(self._passes, self._settlement, self._drafting)
+        self._under_way: UnderWay | None = None
+        self._results: list[StepResult] = []
+        self._ended_ns = 0
 
     @classmethod
     def load(cls, config: Config) -> Self:
@@ -109,82 +116,86 @@ class CudaExecutor:
         check_memory(msgspec.structs.replace(facts, total_blocks=0), facts.block_bytes)
         how = [mode, *(["KV fp8"] if kv != dtype else []), str(kernels.device)]
         facts = msgspec.structs.replace(facts, executor=", ".join(how))
-        return cls(Forward(decoder, recorder), facts, grammars, Drafting.of(Host(config, facts)))
+        return cls(Forward(decoder, recorder), facts, grammars, Drafting.of(Host(config, facts, trees=decoder.trees)))
 
     @property
     def stats(self) -> dict[str, int]:
         return self._drafting.stats
 
     def forget(self) -> None:
+        self._under_way, self._results = None, []
         self._residents.clear()
         self._settlement.clear()
         self._drafting.forget()
 
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
+        return [*self.begin(plan, bind), *self.end()][-1]
+
+    def begin(self, plan: StepPlan, bind: StepBind) -> list[StepResult]:
+        if self._drafting.guesses or (self._under_way is not None and self._under_way.alone):
+            self._catch_up()
         started = time.monotonic_ns()
         runs = self._residents.apply(plan, bind)
         with torch.inference_mode():
             self._host.copy(list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True)))
-            took: list[Took] = []
-            outcomes = self._compute(runs, self._drafting.drafts(bind, runs, self._residents), took)
-            result = self._settlement.result(plan.step, started, runs, outcomes)
+            drafts = [_fitting(draft) for draft in self._drafting.drafts(bind, runs, self._residents)]
+            begun = self._frame.begin(runs, drafts)
+        self._catch_up()
+        if (unknown := self._passes.unknown(begun)) is not None:
+            self._settlement.expect(runs, unknown)
+        self._under_way = UnderWay(plan.step, started, begun, alone=unknown is None)
+        return self._told()
+
+    def end(self) -> list[StepResult]:
+        self._catch_up()
+        return self._told()
+
+    @property
+    def under_way(self) -> bool:
+        return self._under_way is not None
+
+    @property
+    def there(self) -> bool:
+        return self._under_way is not None and self._under_way.there
+
+    def _catch_up(self) -> None:
+        """End the step that is under way, if one is."""
+        if (step := self._under_way) is None:
+            return
+        self._under_way = None
+        took: list[Took] = []
+        with torch.inference_mode():
+            outcomes = self._frame.end(step.begun, took)
+            started = max(step.started_ns, self._ended_ns)
+            self._results.append(self._settlement.result(step.number, started, step.begun.runs, outcomes))
+            self._ended_ns = self._results[-1].finished_ns
             self._drafting.took(took)
-        return result
 
-    def _compute(self, runs: list[Run], drafts: list[Draft], took: list[Took]) -> list[Outcome]:
-        """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
-        outcomes = self._settlement.refused(runs)
-        sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
-        if not sound:
-            return outcomes
-        spans = [span_of(runs[i], drafts[i].tokens) for i in sound]
-        made = self.forward.run(spans)
-        starts: dict[int, int] = {}  # run: its first row
-        asked: dict[int, Asked] = {}
-        rows: list[int] = []
-        at = 0
-        for i, span in zip(sound, spans, strict=True):
-            starts[i] = at
-            if runs[i].samples:
-                asked[i] = Asked(runs[i], drafts[i], len(rows))
-                rows += range(at + runs[i].end - runs[i].start - 1, at + len(span.ids))
-            at += len(span.ids)
-        said = self._speaker.say(list(asked.values()), self.forward.logits(made, rows)) if rows else []
-        for i, outcome in zip(asked, said, strict=True):
-            outcomes[i] = outcome
-        finite = made.hidden.isfinite().all(dim=-1).tolist()
-        poisoned: list[int] = []
-        for i, start in starts.items():
-            run, known = runs[i], finite[start : start + runs[i].end - runs[i].start]
-            if not all(known):
-                outcomes[i] = Outcome(
-                    f"the model's numbers at position {run.start + known.index(False)} are not finite"
-                )
-                if drafts[i].tokens:
-                    poisoned.append(i)
-            elif outcomes[i].failure is None and (about := of_prompt(run)):
-                outcomes[i] = outcomes[i]._replace(prompt=self._prompt(run, made, range(start, start + len(about))))
-        if self._drafting.features:
-            took += (
-                Took(runs[i].resident, runs[i].start, made.hidden[start : start + _kept(runs[i], outcomes[i])].clone())
-                for i, start in starts.items()
-                if outcomes[i].failure is None
-            )
-        if poisoned:  # perhaps by a guess: a run is judged by its own tokens
-            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), took)
-            for i, outcome in zip(poisoned, alone, strict=True):
-                outcomes[i] = outcome
-        return outcomes
+    def _told(self) -> list[StepResult]:
+        told, self._results = self._results, []
+        return told
 
-    def _prompt(self, run: Run, made: Pass, rows: range) -> list[TokenLogprob]:
-        """What the model says of the prompt's tokens after the run's first one."""
-        after = run.resident.tokens[run.start + 1 :]
-        wanted = run.resident.sampling.prompt_logprobs
-        return [
-            logprob(row, after[at + i], wanted)
-            for at in range(0, len(rows), PROMPT_ROWS)
-            for i, row in enumerate(self.forward.logits(made, list(rows[at : at + PROMPT_ROWS])).cpu().numpy())
-        ]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnderWay:
+    """A step that has begun. No other can begin before it has ended if it is `alone`."""
+
+    number: int
+    started_ns: int
+    begun: Begun[Made]
+    alone: bool
+
+    @property
+    def there(self) -> bool:
+        return self.begun.made is None or self.begun.made.reading.there
+
+
+def _fitting(draft: Draft) -> Draft:
+    """As much of a tree as the kernels' masks hold, beside the sequence's last token."""
+    if draft.parents is None or len(draft.tokens) < TREE:
+        return draft
+    chances = None if draft.chances is None else draft.chances[: TREE - 1]
+    return Draft(draft.tokens[: TREE - 1], chances, draft.parents[: TREE - 1])
 
 
 def worst_step(forward: Forward, config: Config) -> None:
@@ -200,8 +211,3 @@ def worst_step(forward: Forward, config: Config) -> None:
     sampling = Sampling(temperature=1.0, repetition=1.1, allowed=(0,), top_p=0.9)
     speaker = Speaker(decoder.kernels, spec.vocab_size, Matchers(), "coupled")
     speaker.draw([Row(Resident(0, [0], 1, 0, sampling))] * (rows + 1), logits)
-
-
-def _kept(run: Run, outcome: Outcome) -> int:
-    """Positions from the run's start on that stay: its own tokens, and the guesses that were right."""
-    return run.end - run.start + max(0, len(outcome.tokens) - 1)

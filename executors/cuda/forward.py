@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo.executors.cuda.batch import attention_plans, build
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.graphs import Graphs, Recorder
-from octavo.executors.cuda.mirror import mirrored
+from octavo.executors.cuda.mirror import mirrored, picked
 from octavo.executors.residents import Span
 from octavo.kernels.cuda.launch import Step
 
 
 class Pass(NamedTuple):
-    """Last hidden states [tokens, hidden], and logits [tokens, vocabulary] where the pass had to compute them all.
-    Both are good until the next pass."""
+    """Last hidden states [tokens, hidden], whether they are finite [tokens], and logits [tokens, vocabulary] where the
+    pass had to compute them all. They are good until the next pass."""
 
     hidden: Tensor
+    finite: Tensor
     logits: Tensor | None
 
 
@@ -38,12 +40,17 @@ class Forward:
         if self._graphs is not None and (kind := self._graphs.kind(batch)) is not None:
             return Pass(*self._graphs.run(kind, batch))
         device = decoder.kernels.device
-        at = mirrored(
-            device,
-            {"ids": batch.ids, "positions": batch.positions, "slots": batch.slots, "tables": batch.tables},
-        )
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "ids": batch.ids,
+            "positions": batch.positions,
+            "slots": batch.slots,
+            "tables": batch.tables,
+        }
+        if batch.tree_mask is not None and batch.tree_start is not None:
+            arrays |= {"tree_mask": batch.tree_mask, "tree_start": batch.tree_start}
+        at = mirrored(device, arrays)
         order = torch.arange(len(batch.ids), dtype=torch.int32, device=device)
-        step = Step(at["positions"], at["slots"], order, at["tables"])
+        step = Step(at["positions"], at["slots"], order, at["tables"], at.get("tree_mask"), at.get("tree_start"))
         plans = {
             window: [
                 decoder.kernels.stage(made, spec.kv_heads, spec.head_dim)
@@ -51,10 +58,11 @@ class Forward:
             ]
             for window in decoder.windows
         }
-        return Pass(decoder.hidden(at["ids"], step, plans), None)
+        hidden = decoder.hidden(at["ids"], step, plans)
+        return Pass(hidden, hidden.isfinite().all(dim=-1), None)
 
     def logits(self, made: Pass, rows: list[int]) -> Tensor:
         """Of these tokens of the pass, [n, vocabulary], fp32."""
         if made.logits is None:
-            return self.decoder.logits(made.hidden[rows])
-        return made.logits if rows == list(range(len(made.logits))) else made.logits[rows]
+            return self.decoder.logits(picked(made.hidden, rows))
+        return picked(made.logits, rows)

@@ -1,7 +1,8 @@
 """Decode steps as recorded graphs: one launch by the host in place of hundreds.
 
 A graph's arguments are frozen, so everything that differs between steps lies in buffers that stay: ids, positions,
-slots, tables and lengths are written before a replay, and the attention's work is planned on the device. A graph is for
+slots, tables and lengths are written before a replay (by turns: a step may begin while the one before it runs), and the
+attention's work is planned on the device. A graph is for
 a number of sequences, of columns in a block table, and of works, each rounded up: the first step of a kind records it.
 Places that no sequence takes have no query, and a slot below 0.
 
@@ -71,6 +72,7 @@ class _Graph:
                 "firsts": (np.int32, (n + 1,)),
                 "tables": (np.int32, (n, kind.columns)),
             },
+            turns=2,
         )
         spec = decoder.spec
         rows = rows_of(decoder.group, fill)
@@ -82,6 +84,7 @@ class _Graph:
         self._order = torch.arange(n, dtype=torch.int32, device=device)
         self.hidden = torch.empty(n, spec.hidden, dtype=decoder.dtype, device=device)
         self.logits = torch.empty(n, spec.vocab_size, dtype=torch.float32, device=device)
+        self.finite = torch.empty(n, dtype=torch.bool, device=device)
 
     def work(self) -> None:
         at, decoder = self.mirror.device, self._decoder
@@ -94,6 +97,7 @@ class _Graph:
         hidden = decoder.hidden(at["ids"], step, {window: [plan] for window, plan in self._plans.items()})
         self.hidden.copy_(hidden)
         self.logits.copy_(decoder.logits(hidden))
+        self.finite.copy_(hidden.isfinite().all(dim=-1))
 
     def fill(self, batch: Batch) -> None:
         n, host = len(batch.ids), self.mirror.host
@@ -125,17 +129,19 @@ class Graphs:
             works = _power_of_two(tiles * int((-(-batch.lengths // SPLIT)).sum()), sequences)
         return Kind(sequences, columns, works)
 
-    def run(self, kind: Kind, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Last hidden states and logits of the batch's tokens; good until the next run."""
+    def run(self, kind: Kind, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Last hidden states of the batch's tokens, whether they are finite, and logits; good until the next run."""
         if (found := self._recorded.get(kind)) is None:
             graph = _Graph(self._decoder, kind, self._fill)
             graph.fill(batch)
             graph.work()  # loads kernels and writes the very KV that the replay writes again
-            found = self._recorded[kind] = (graph, self._recorder(graph.work))
-        graph, replay = found
-        graph.fill(batch)
+            graph, replay = self._recorded[kind] = (graph, self._recorder(graph.work))
+        else:
+            graph, replay = found
+            graph.fill(batch)
         replay()
-        return graph.hidden[: len(batch.ids)], graph.logits[: len(batch.ids)]
+        n = len(batch.ids)
+        return graph.hidden[:n], graph.finite[:n], graph.logits[:n]
 
 
 def rows_of(group: int, fill: int) -> int:

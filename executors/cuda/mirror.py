@@ -1,7 +1,8 @@
 """Arrays that exist twice: on the host, where a step writes them, and on the device, where kernels read them.
 
-All of them lie in one run of bytes, pinned where that is a thing, so that a step's inputs cross over in one copy. The
-host may write again once the device was waited for.
+All of them lie in one run of bytes, pinned where that is a thing, so that a step's inputs cross over in one copy.
+Nothing here waits for the device but `Reading.wait`: a copy is made when the device comes to it, and until then the
+host may not write what it was made of.
 """
 
 from __future__ import annotations
@@ -23,26 +24,62 @@ _TORCH = {
 
 
 class Mirror:
-    """`shapes` are dtype and shape by name. Zeroed on the host; the device has what was sent last."""
+    """`shapes` are dtype and shape by name. Zeroed on the host; the device has what was sent last.
 
-    def __init__(self, device: torch.device, shapes: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]]) -> None:
+    The host has it `turns` times and writes them in turn: what it sent last but `turns` must have been waited for."""
+
+    def __init__(
+        self, device: torch.device, shapes: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]], turns: int = 1
+    ) -> None:
         places, end = {}, 0
         for name, (dtype, shape) in shapes.items():
             size = np.dtype(dtype).itemsize * int(np.prod(shape))
             places[name] = (end, end + size)
             end += -(-size // _ALIGN) * _ALIGN
-        self._host = torch.zeros(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._turns = torch.zeros(turns, end, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._turn = 0
         self._device = torch.zeros(end, dtype=torch.uint8, device=device)
-        self.host: dict[str, npt.NDArray[Any]] = {}
+        self._hosts: list[dict[str, npt.NDArray[Any]]] = [{} for _ in range(turns)]
         self.device: dict[str, Tensor] = {}
         for name, (dtype, shape) in shapes.items():
             start, stop = places[name]
-            self.host[name] = self._host[start:stop].numpy().view(dtype).reshape(shape)
+            for host, turn in zip(self._hosts, self._turns, strict=True):
+                host[name] = turn[start:stop].numpy().view(dtype).reshape(shape)
             self.device[name] = self._device[start:stop].view(_TORCH[np.dtype(dtype)]).view(shape)
+
+    @property
+    def host(self) -> dict[str, npt.NDArray[Any]]:
+        """To be written for the next `send`."""
+        return self._hosts[self._turn]
 
     def send(self) -> None:
         """Everything to the device, in the order of torch's current stream."""
-        self._device.copy_(self._host, non_blocking=True)
+        self._device.copy_(self._turns[self._turn], non_blocking=True)
+        self._turn = (self._turn + 1) % len(self._turns)
+
+
+class Reading:
+    """Numbers on their way from the device to the host."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._event = None
+        if numbers.device.type == "cuda":
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        else:
+            self._host = numbers.clone()
+
+    @property
+    def there(self) -> bool:
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> list[int]:
+        if self._event is not None:
+            self._event.synchronize()
+        numbers: list[int] = self._host.tolist()
+        return numbers
 
 
 def mirrored(device: torch.device, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
@@ -52,3 +89,12 @@ def mirrored(device: torch.device, arrays: dict[str, npt.NDArray[Any]]) -> dict[
         mirror.host[name][...] = array
     mirror.send()
     return mirror.device
+
+
+def picked(rows: Tensor, wanted: list[int]) -> Tensor:
+    """These rows of it; itself where that is all of them in their order."""
+    if wanted == list(range(len(rows))):
+        return rows
+    if not wanted:
+        return rows[:0]
+    return rows.index_select(0, mirrored(rows.device, {"rows": np.array(wanted, dtype=np.int64)})["rows"])

@@ -1,36 +1,49 @@
 """From a step's logits to what its sequences say: draws on the device, verifies guesses, reads the answer once.
 
-Guesses under the rule `rejection`, or that a grammar has to follow, are judged on the host, by the rules that all
-executors share.
+Draws are launched when the step begins, what came of them is read when it ends. Guesses under the rule `rejection`, or
+that a grammar has to follow, are judged on the host then, by the rules that all executors share.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.core.grammar import GrammarError
+from octavo.core.messages import Sampling
 from octavo.executors.cuda.drawing import Drawer, Row
-from octavo.executors.cuda.mirror import mirrored
-from octavo.executors.drafting.contract import Draft
+from octavo.executors.cuda.mirror import mirrored, picked
+from octavo.executors.drafting.tree import ancestors, path
 from octavo.executors.drafting.verification import Rule, verify
+from octavo.executors.frame import Asked, not_finite
 from octavo.executors.grammars import Matchers
 from octavo.executors.outcome import Outcome
-from octavo.executors.residents import Run
-from octavo.executors.sampling import Context, logprob
+from octavo.executors.sampling import Context, logprob, penalised
 from octavo.kernels.cuda.launch import Kernels
 
 
-class Asked(NamedTuple):
-    """A run that samples, with its guesses; the logits of its last token and of each guess are rows from `row` on."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Saying:
+    """A step's draws, under way. Rows of `logits` are those of the asked, one after the other, from `rows` on by the
+    row that they asked for.
 
-    run: Run
-    draft: Draft
-    row: int
+    `numbers` int32 on the device: what is said, `firsts[i]` on by each of `drawn`, and behind it how much by each, if
+    anything was guessed."""
+
+    logits: Tensor
+    rows: dict[int, int]
+    drawn: list[Asked]
+    firsts: list[int]
+    numbers: Tensor
+    guessed: bool
+    failures: dict[int, str]
+    kept: Tensor
+    """Rows of those who want log-probabilities, by `wanting`: the logits are good until the next step only."""
+    wanting: dict[int, int]
 
 
 class Speaker:
@@ -38,28 +51,56 @@ class Speaker:
         self._kernels, self._drawer = kernels, Drawer(vocab_size)
         self._matchers, self._rule = matchers, rule
 
-    def say(self, asked: list[Asked], logits: Tensor) -> list[Outcome]:
-        """What comes of each. A row that is not finite ends the tokens before it; when it is the run's own, the run
-        fails."""
-        outcomes: dict[int, Outcome] = {}
+    def begin(self, asked: list[Asked], logits: Tensor) -> Saying:
+        """`logits` [n, vocabulary] are of all rows of those who ask."""
         drawn: list[Asked] = []
-        rows: list[Row] = []
+        draws: list[Row] = []
+        failures: dict[int, str] = {}
+        rows: dict[int, int] = {}
+        kept: list[int] = []
+        wanting: dict[int, int] = {}
+        at = 0
         for one in asked:
+            rows[one.row] = at
+            if one.run.resident.sampling.logprobs >= 0:
+                wanting[one.row] = len(kept)
+                kept += range(at, at + len(one.rows))
+            at += len(one.rows)
             if self._needs_host(one):
-                outcomes[one.row] = self._judged(one, logits)
                 continue
             try:
-                rows += self._rows(one)
+                draws += self._rows(one)
                 drawn.append(one)
             except GrammarError as error:
-                outcomes[one.row] = Outcome(str(error))
+                failures[one.row] = str(error)
+        firsts = np.cumsum([0, *(len(one.rows) for one in drawn)]).astype(np.int32)
+        tokens = torch.empty(0, dtype=torch.int32, device=logits.device)
+        guessed = int(firsts[-1]) > len(drawn)
         if drawn:
-            places = [one.row + i for one in drawn for i in range(len(one.draft.tokens) + 1)]
-            mine = logits if len(places) == len(logits) else logits[places]
-            said = self._verified(drawn, self.draw(rows, mine))
-            outcomes |= {one.row: _outcome(one, tokens) for one, tokens in zip(drawn, said, strict=True)}
-        self._explain(asked, outcomes, logits)
-        return [outcomes[one.row] for one in asked]
+            places = [rows[one.row] + i for one in drawn for i in range(len(one.rows))]
+            tokens = self.draw(draws, picked(logits, places))
+            if guessed:
+                tokens = self._verified(drawn, firsts, tokens)
+        return Saying(
+            logits, rows, drawn, firsts[:-1].tolist(), tokens, guessed, failures, picked(logits, kept).clone(), wanting
+        )
+
+    def end(self, saying: Saying, numbers: list[int], heard: list[Asked]) -> list[Outcome]:
+        """What comes of each of those; `numbers` are the saying's. A row that is not finite ends the tokens before it;
+        when it is the run's own, the run fails."""
+        said: dict[int, list[int]] = {}
+        counts = numbers[len(numbers) - len(saying.drawn) :] if saying.guessed else [1] * len(saying.drawn)
+        for one, first, count in zip(saying.drawn, saying.firsts, counts, strict=True):
+            said[one.row] = numbers[first : first + count]
+        outcomes = [
+            Outcome(why)
+            if (why := saying.failures.get(one.row)) is not None
+            else _outcome(one, said[one.row])
+            if one.row in said
+            else self._judged(one, saying)
+            for one in heard
+        ]
+        return self._explained(saying, heard, outcomes)
 
     def draw(self, rows: list[Row], logits: Tensor) -> Tensor:
         """A token for each row, on the device; -1 where logits are not finite."""
@@ -85,31 +126,38 @@ class Speaker:
         return len(one.draft.tokens) > 0 and (rejects or sampling.grammar is not None)
 
     def _rows(self, one: Asked) -> list[Row]:
-        resident, guesses = one.run.resident, tuple(one.draft.tokens)
+        resident, draft = one.run.resident, one.draft
         mask = self._matchers.mask(resident)
-        return [Row(resident, guesses[:n], mask) for n in range(len(guesses) + 1)]
+        if draft.parents is None:
+            guesses = tuple(draft.tokens)
+            return [Row(resident, guesses[:n], mask) for n in range(len(guesses) + 1)]
+        return [
+            Row(resident, tuple(draft.tokens[node] for node in ancestors(draft, i - 1)), mask)
+            for i in range(len(draft.tokens) + 1)
+        ]
 
-    def _verified(self, drawn: list[Asked], tokens: Tensor) -> list[list[int]]:
-        """What each says: as many of its drawn tokens as its guesses allow."""
-        guessed = np.array([len(one.draft.tokens) for one in drawn], dtype=np.int32)
-        if not guessed.any():
-            return [[token] for token in tokens.tolist()]
-        firsts = np.concatenate(([0], np.cumsum(guessed + 1))).astype(np.int32)
+    def _verified(self, drawn: list[Asked], firsts: np.ndarray, tokens: Tensor) -> Tensor:
+        """As many of their drawn tokens as their guesses allow, and how many."""
+        guesses: list[int] = []
+        parents: list[int] = []
+        for one in drawn:
+            guesses += (-1, *one.draft.tokens)
+            nodes = one.draft.parents
+            parents += range(-1, len(one.draft.tokens)) if nodes is None else (-1, *(node + 1 for node in nodes))
         at = mirrored(
             tokens.device,
             {
                 "firsts": firsts,
-                "guesses": np.array([t for one in drawn for t in (-1, *one.draft.tokens)], dtype=np.int32),
-                "parents": np.concatenate([np.arange(-1, n, dtype=np.int32) for n in guessed]),
+                "guesses": np.array(guesses, dtype=np.int32),
+                "parents": np.array(parents, dtype=np.int32),
             },
         )
         said, _, counts = self._kernels.verify(at["firsts"], at["guesses"], at["parents"], tokens)
-        every = torch.cat((said, counts)).tolist()
-        return [every[first : first + n] for first, n in zip(firsts.tolist(), every[len(said) :], strict=False)]
+        return torch.cat((said, counts))
 
-    def _judged(self, one: Asked, logits: Tensor) -> Outcome:
-        resident = one.run.resident
-        rows = logits[one.row : one.row + len(one.draft.tokens) + 1].cpu().numpy()
+    def _judged(self, one: Asked, saying: Saying) -> Outcome:
+        resident, first = one.run.resident, saying.rows[one.row]
+        rows = saying.logits[first : first + len(one.rows)].cpu().numpy()
         sound = np.isfinite(rows.max(-1)) & np.isfinite(rows.min(-1))
         rows = rows if sound.all() else rows[: int(sound.argmin())]
         if not len(rows):
@@ -121,21 +169,29 @@ class Speaker:
             return Outcome(str(error))
         return _outcome(one, new)
 
-    def _explain(self, asked: list[Asked], outcomes: dict[int, Outcome], logits: Tensor) -> None:
-        """Log-probabilities for those that want them: their rows are brought to the host at once."""
-        wanting = [one for one in asked if one.run.resident.sampling.logprobs >= 0 and outcomes[one.row].tokens]
-        if not wanting:
-            return
-        places = [one.row + i for one in wanting for i in range(len(outcomes[one.row].tokens))]
-        rows = iter(logits[places].cpu().numpy())
-        for one in wanting:
-            outcome, wanted = outcomes[one.row], one.run.resident.sampling.logprobs
-            entries = tuple(logprob(next(rows), token, wanted) for token in outcome.tokens)
-            outcomes[one.row] = outcome._replace(logprobs=entries)
+    def _explained(self, saying: Saying, heard: list[Asked], outcomes: list[Outcome]) -> list[Outcome]:
+        """With log-probabilities for those that want them."""
+        if not saying.wanting:
+            return outcomes
+        kept = saying.kept.cpu().numpy()
+        made: list[Outcome] = []
+        for one, outcome in zip(heard, outcomes, strict=True):
+            if outcome.tokens and (first := saying.wanting.get(one.row)) is not None:
+                said = zip((-1, *path(one.draft, outcome.tokens)), outcome.tokens, strict=True)
+                wanted = one.run.resident.sampling.logprobs
+                entries = tuple(logprob(kept[first + node + 1], token, wanted) for node, token in said)
+                outcome = outcome._replace(logprobs=entries)
+            made.append(outcome)
+        return made
+
+
+def reads_tokens(sampling: Sampling) -> bool:
+    """Whether a draw depends on which tokens were said before, and not only on how many."""
+    return penalised(sampling) or sampling.grammar is not None or any(len(word) > 1 for word in sampling.banned)
 
 
 def _outcome(one: Asked, tokens: list[int]) -> Outcome:
     sound = [token for token in tokens if token >= 0]
     if not sound:
-        return Outcome(f"the model's numbers at position {one.run.end - 1} are not finite")
+        return Outcome(not_finite(one.run.end - 1))
     return Outcome(None, tuple(sound), (None,) * len(sound), drafted=len(one.draft.tokens))

@@ -70,6 +70,11 @@ class Drafting:
         return out
 
     @property
+    def guesses(self) -> bool:
+        """Whether anybody does."""
+        return self._drafter is not None
+
+    @property
     def stats(self) -> dict[str, int]:
         return {"drafter_failures": self.failures}
 

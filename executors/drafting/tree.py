@@ -48,6 +48,15 @@ def child(draft: Draft, node: int, token: int) -> int | None:
     return next((i for i in children(draft, node) if draft.tokens[i] == token), None)
 
 
+def ancestors(draft: Draft, node: int) -> list[int]:
+    """A node and those that it comes after, the first one first; none of node -1."""
+    nodes: list[int] = []
+    while node >= 0:
+        nodes.append(node)
+        node = node - 1 if draft.parents is None else draft.parents[node]
+    return nodes[::-1]
+
+
 def path(draft: Draft, said: Sequence[int]) -> list[int]:
     """The nodes of guesses that were right, where a step said these tokens: all but the last were guessed."""
     nodes = [-1]

@@ -159,8 +159,8 @@ class Kernels:
         """Bring a plan to the device; `size` is that of a head's result."""
         shape = (plan.parts, kv_heads, plan.rows)
         return Staged(
-            torch.from_numpy(plan.works).to(self.device),
-            torch.from_numpy(plan.merges).to(self.device),
+            self._sent(torch.from_numpy(plan.works)),
+            self._sent(torch.from_numpy(plan.merges)),
             torch.empty(*shape, size, device=self.device),
             torch.empty(shape, device=self.device),
             plan.rows,
@@ -314,10 +314,10 @@ class Kernels:
         self._copy(staging, pools, [(i, target) for i, (_, target) in enumerate(pairs)])
 
     def _copy(self, sources: list[Tensor], targets: list[Tensor], pairs: list[tuple[int, int]]) -> None:
-        table = torch.tensor(
-            [[pool.data_ptr() for pool in pools] for pools in (sources, targets)], dtype=torch.int64
-        ).to(self.device)
-        listed = torch.tensor(pairs, dtype=torch.int32).to(self.device)
+        table = self._sent(
+            torch.tensor([[pool.data_ptr() for pool in pools] for pools in (sources, targets)], dtype=torch.int64)
+        )
+        listed = self._sent(torch.tensor(pairs, dtype=torch.int32))
         self._get(COPY_BLOCKS)(
             (len(pairs), len(sources)), (256,), (*_pointers(table[0], table[1], listed), _i64(sources[0].shape[1]))
         )
@@ -425,7 +425,13 @@ class Kernels:
         """Records, or their bytes that are on the device already."""
         if isinstance(draws, Tensor):
             return draws
-        return torch.from_numpy(draws.view(np.uint8).reshape(len(draws), -1)).to(self.device)
+        return self._sent(torch.from_numpy(draws.view(np.uint8).reshape(len(draws), -1)))
+
+    def _sent(self, host: Tensor) -> Tensor:
+        """On the device, which is not waited for."""
+        if self.device.type != "cuda":
+            return host.to(self.device)
+        return host.pin_memory().to(self.device, non_blocking=True)
 
     def _get(self, instance: Instance) -> Function:
         if (function := self._functions.get(instance)) is None:

@@ -64,6 +64,13 @@ class PoolLayout:
         rows = images.view(self.dtype).view(tiles, self.kv_heads, 2, TILE, self.head_dim)
         return rows.permute(2, 0, 3, 1, 4).reshape(2, tiles * TILE, self.kv_heads, self.head_dim)
 
+    def move(self, pool: Tensor, source: Tensor, target: Tensor) -> None:
+        """Copy tokens from slots `source` to `target` (int64 [n]), as if all were read before any is written."""
+        images = pool.view(_integer(self.dtype)).view(-1, self.kv_heads, 2, TILE * self.head_dim)
+        places = _places(self.head_dim, self.dtype, pool.device).view(TILE, self.head_dim)
+        read = images[(source // TILE)[:, None], :, :, places[source % TILE]]
+        images[(target // TILE)[:, None], :, :, places[target % TILE]] = read
+
     def _tiled(self, kv: Tensor) -> Tensor:
         tiles = kv.view(2, -1, TILE, self.kv_heads, self.head_dim)
         return tiles.permute(1, 3, 0, 2, 4).contiguous()

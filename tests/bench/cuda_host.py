@@ -36,7 +36,7 @@ def measured(sequences: int, context: int) -> tuple[float, float, float]:
     blocks = context // BLOCK
     residents = [
         Resident(
-            i, [1] * (context - 3), 10, 0, Sampling(temperature=0.7, top_p=0.9, seed=i), context - 4,
+            i, [1] * (context - 3), 10, 0, Sampling(temperature=0.7, top_p=0.9, seed=i), context - 4, 0,
             array("i", range(i * blocks, (i + 1) * blocks)),
         )
         for i in range(sequences)

@@ -25,9 +25,9 @@ from octavo.executors.drafting.drafting import Drafting
 from tests.executors.driver import Driver
 from tests.executors.tiny import VOCAB
 from tests.kernels.conftest import Maker
-from tests.kernels.test_executor import Bytes, Mode, config, prompt, save_small
+from tests.kernels.test_executor import Bytes, Kv, Mode, config, prompt, save_small
 from tests.processes.daemon import daemon
-from tests.speculation.drafters import Oracle, Silly
+from tests.speculation.drafters import Bush, Oracle, Silly
 from tests.speculation.replica import Replica, asked
 
 pytestmark = pytest.mark.anyio
@@ -75,18 +75,19 @@ def cuda(
     drafter: type[Drafter] | None = None,
     rule: str = "coupled",
     grammars: EveryThird | None = None,
+    kv: Kv = "auto",
     **options: Any,
 ) -> CudaExecutor:
     """With graphs that are replayed by doing the work again."""
     settings = msgspec.structs.replace(
-        config(folder, tokens=tokens, mode=mode),
+        config(folder, tokens=tokens, mode=mode, kv=kv),
         speculation=SpeculationConfig(verification=rule),  # type: ignore[arg-type]
     )
     made = CudaExecutor.on(kernels(1), settings, torch.float16, Bytes(), again)
     if drafter is None and grammars is None:
         return made
     guesser = None if drafter is None else drafter(Host(settings, made.facts), drafter.Options(**options))
-    drafting = Drafting(guesser, made.facts.vocab_size, settings.speculation.verification)
+    drafting = Drafting(guesser, made.facts.vocab_size, settings.speculation.verification, trees=True)
     return CudaExecutor(made.forward, made.facts, grammars, drafting)
 
 
@@ -139,12 +140,42 @@ def test_guesses_change_no_bit(resident_kernels: Maker, folder: Path, drafter: t
     assert len(told_of[0][0]) == 9
 
 
-def test_rejection_takes_what_the_shared_rules_take(resident_kernels: Maker, folder: Path) -> None:
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+def test_trees_of_guesses_change_no_bit(resident_kernels: Maker, folder: Path, kv: Kv) -> None:
+    """Guesses in any shape: what was right stays in the cells of its positions, and its log-probabilities with it."""
+    want = Replica(cuda(resident_kernels, folder, mode="exact", kv=kv), policy="off")
+    want.run(REQUESTS)
+    told = {(tuple(r.ids.tolist()), c): want.said[r.handle, c] for r in REQUESTS for c in range(r.n)}
+    got = Replica(
+        cuda(resident_kernels, folder, mode="exact", drafter=Bush, kv=kv, answers=told), options={"tokens": 12}
+    )
+    assert got.run(REQUESTS) == want.said
+    assert got.accepted > 10
+    told_of = [
+        [[entry.top_logprobs for entry in replica.logprobs[1, choice] if entry] for choice in range(2)]
+        for replica in (got, want)
+    ]
+    assert told_of[0] == told_of[1]
+
+
+def test_a_tree_of_more_guesses_than_a_mask_holds_is_cut(resident_kernels: Maker, folder: Path) -> None:
+    requests = [asked(0, SHARED, tokens=90)]
+    want = Replica(cuda(resident_kernels, folder, mode="exact"), policy="off").run(requests)
+    told = {(tuple(SHARED), 0): want[0, 0]}
+    got = Replica(cuda(resident_kernels, folder, mode="exact", drafter=Bush, answers=told), options={"tokens": 64})
+    assert got.run(requests) == want
+    assert max(result.drafted.max() for result in got.results if len(result.drafted)) == 63
+
+
+@pytest.mark.parametrize("drafter", [Oracle, Bush])
+def test_rejection_takes_what_the_shared_rules_take(
+    resident_kernels: Maker, folder: Path, drafter: type[Drafter]
+) -> None:
     """Guesses that are certain, of a greedy request and of one that draws."""
     requests = [REQUESTS[0], asked(1, [*SHARED, 9], tokens=20, sampling=Sampling(temperature=0.5, seed=2))]
     want = Replica(cuda(resident_kernels, folder, mode="exact"), policy="off").run(requests)
     told = {(tuple(r.ids.tolist()), 0): want[r.handle, 0] for r in requests}
-    executor = cuda(resident_kernels, folder, mode="exact", drafter=Oracle, rule="rejection", answers=told)
+    executor = cuda(resident_kernels, folder, mode="exact", drafter=drafter, rule="rejection", answers=told)
     got = Replica(executor, options={"tokens": 4})
     said = got.run(requests)
     assert said[0, 0] == want[0, 0]

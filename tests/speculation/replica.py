@@ -28,7 +28,7 @@ from octavo.core.messages import (
 from octavo.core.policy import PolicyHost, load_policies
 from octavo.core.scheduler.core import SchedulerCore
 from octavo.core.trace.catalogue import Event, KvLeak, KvOverdraft, PolicyRejected
-from octavo.executors.base import Executor
+from octavo.executors.base import Ahead, Executor
 
 GREEDY = Sampling(temperature=0.0)
 STEP_NS = 1_000_000
@@ -108,6 +108,8 @@ class Replica:
                 self._deliver(*self._mail.popleft())
             elif self._late:
                 self._answer(self._late.popleft())
+            elif isinstance(self.executor, Ahead) and self.executor.under_way:
+                self._late += self.executor.end()
             elif choices <= self.finish.keys():
                 return {key: self.said.get(key, []) for key in sorted(choices)}
             else:
@@ -148,7 +150,10 @@ class Replica:
             if isinstance(out.message, StepBind):
                 assert isinstance(message, StepPlan)
                 self.plans.append(message)
-                self._late.append(self.executor.execute(message, out.message))
+                if isinstance(self.executor, Ahead):
+                    self._late += self.executor.begin(message, out.message)
+                else:
+                    self._late.append(self.executor.execute(message, out.message))
             elif out.role is not Role.EXECUTOR:
                 self._mail.append((out.role, out.message))  # type: ignore[arg-type]
 

@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.messages import Sampling
+from octavo.executors import frame
 from octavo.executors.cpu import executor as cpu_executor
+from octavo.executors.cpu import passes
 from octavo.executors.drafting import tree, verification
 from octavo.executors.drafting.contract import Draft, Drafter, Want
 from octavo.executors.drafting.drafting import Drafting
@@ -75,15 +77,15 @@ def test_faults_in_how_a_tree_is_taken_are_seen(
 ) -> None:
     if mutant in (first_child, any_guess):
         monkeypatch.setattr(verification, "child", mutant)
-        for module in (tree, cpu_executor):
+        for module in (tree, passes):
             monkeypatch.setattr(module, "path", by_rank)
     elif mutant is as_a_chain:
-        monkeypatch.setattr(cpu_executor, "span_of", mutant)
+        monkeypatch.setattr(frame, "span_of", mutant)
     elif mutant is by_rank:
-        for module in (tree, cpu_executor):
+        for module in (tree, passes):
             monkeypatch.setattr(module, "path", mutant)
     else:
-        monkeypatch.setattr(cpu_executor.CpuExecutor, "_straighten", lambda *_: None)
+        monkeypatch.setattr(passes.CpuPasses, "straighten", lambda *_: None)
     assert bushy(tiny, answers).run(REQUESTS) != answers
 
 

@@ -1,0 +1,102 @@
+"""A step's pass on a device and its draws: a `Passes` of the frame. Launches everything when the step begins, and reads
+what came of it once, when it ends.
+
+A step may begin while the one before it is under way: ids that the host does not know are taken from what that one drew
+(`Decoder.said`). Only a draw that depends on which tokens were said needs the host to know them. Then the pass is
+launched, and the step before it is ended before the draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.core.messages import TokenLogprob
+from octavo.executors.cuda.decoder import SAID
+from octavo.executors.cuda.forward import Forward, Pass
+from octavo.executors.cuda.mirror import Reading, mirrored
+from octavo.executors.cuda.speaker import Saying, Speaker, reads_tokens
+from octavo.executors.frame import Asked, Begun
+from octavo.executors.outcome import Outcome
+from octavo.executors.residents import Run, Span, of_prompt, slots_of
+from octavo.executors.sampling import logprob
+
+PROMPT_ROWS = 32
+"""Rows of logits at a time, where every position of a prompt is asked for: a row is as long as the vocabulary."""
+
+
+class Made(NamedTuple):
+    """`reading` is of the saying's numbers, then of whether each row is finite."""
+
+    passed: Pass
+    saying: Saying | None
+    reading: Reading
+
+
+class CudaPasses:
+    """`catch_up` ends the step before, if that has not ended."""
+
+    def __init__(self, forward: Forward, speaker: Speaker, catch_up: Callable[[], None]) -> None:
+        self._forward, self._speaker, self._catch_up = forward, speaker, catch_up
+
+    def begin(self, spans: list[Span], asked: list[Asked]) -> Made:
+        passed = self._forward.run(spans)
+        finite = passed.finite.int()
+        if not asked:
+            return Made(passed, None, Reading(finite))
+        if any(one.run.resident.unknown and reads_tokens(one.run.resident.sampling) for one in asked):
+            self._catch_up()
+        saying = self._speaker.begin(asked, self._forward.logits(passed, [row for one in asked for row in one.rows]))
+        if len(saying.drawn) <= SAID and not saying.guessed:
+            self._forward.decoder.said[: len(saying.drawn)].copy_(saying.numbers)
+        return Made(passed, saying, Reading(torch.cat((saying.numbers, finite))))
+
+    def unknown(self, begun: Begun[Made]) -> list[int] | None:
+        """What stands for the tokens of the runs that sample, until they are known; None if the next step cannot begin
+        before that: how many there are is not known, or the pass is needed for more."""
+        if begun.guessed or any(of_prompt(begun.runs[i]) for i in begun.starts):
+            return None
+        saying = None if begun.made is None else begun.made.saying
+        drawn = [] if saying is None else saying.drawn
+        if len(drawn) > SAID:
+            return None
+        places = {one.row: i - SAID for i, one in enumerate(drawn)}
+        rows = (begun.asked.get(i) for i, run in enumerate(begun.runs) if run.samples)
+        return [0 if one is None else places.get(one.row, 0) for one in rows]
+
+    def finite(self, made: Made) -> list[bool]:
+        return [bool(each) for each in made.reading.wait()[-len(made.passed.finite) :]]
+
+    def say(self, made: Made, heard: list[Asked]) -> list[Outcome]:
+        assert made.saying is not None  # somebody asked
+        return self._speaker.end(made.saying, made.reading.wait()[: len(made.saying.numbers)], heard)
+
+    def prompt(self, made: Made, run: Run, rows: range) -> list[TokenLogprob]:
+        after, wanted = run.resident.tokens[run.start + 1 :], run.resident.sampling.prompt_logprobs
+        return [
+            logprob(row, after[at + i], wanted)
+            for at in range(0, len(rows), PROMPT_ROWS)
+            for i, row in enumerate(self._forward.logits(made.passed, list(rows[at : at + PROMPT_ROWS])).cpu().numpy())
+        ]
+
+    def straighten(self, branched: list[tuple[Run, list[int]]]) -> None:
+        decoder = self._forward.decoder
+        tables = [(run.resident.table, run.start, np.array(rows)) for run, rows in branched]
+        size = decoder.block_size
+        at = mirrored(
+            decoder.kernels.device,
+            {
+                "source": np.concatenate([slots_of(table, start + rows, size) for table, start, rows in tables]),
+                "target": np.concatenate(
+                    [slots_of(table, start + np.arange(len(rows)), size) for table, start, rows in tables]
+                ),
+            },
+        )
+        decoder.move(at["source"], at["target"])
+
+    def states(self, made: Made, rows: list[int]) -> tuple[Tensor, Tensor | None]:
+        return made.passed.hidden[rows], None
