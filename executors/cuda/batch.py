@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.executors.residents import Span
+from octavo.kernels.cuda.cascade import cascade, fitting_cascade, groups
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
-from octavo.kernels.cuda.plan import Plan, Query, fitting_split, plan
+from octavo.kernels.cuda.plan import TILE, Plan, Query, fitting_split, plan
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 
@@ -22,6 +23,10 @@ TREE = 64
 """Tokens of a tree, the one that it hangs on included."""
 SPLIT = 512
 """Keys in a part of a long context, where how a sequence is cut may not depend on its company."""
+
+
+SHARED = 256
+"""Keys that sequences must share at least for their attention to them to be one work, where speed alone counts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +40,7 @@ class Batch:
     """Of each span's sequence, its own tokens included."""
     firsts: Ints
     """First token of each span, and past the last token."""
+    block_size: int
     tree_mask: npt.NDArray[np.int64] | None = None
     tree_start: Ints | None = None
     """As a `Step` has them, where a span is a tree."""
@@ -66,7 +72,7 @@ def build(spans: list[Span], block_size: int) -> Batch:
         positions = np.array([position for span in spans for position in span.positions], dtype=np.int32)
     blocks = tables[row, cells // block_size].astype(np.int64)
     slots = blocks * block_size + cells % block_size
-    return Batch(ids, positions, slots, tables, lengths, firsts, *_trees(spans))
+    return Batch(ids, positions, slots, tables, lengths, firsts, block_size, *_trees(spans))
 
 
 def _trees(spans: list[Span]) -> tuple[npt.NDArray[np.int64] | None, Ints | None]:
@@ -94,21 +100,38 @@ def _tables(spans: list[Span]) -> Ints:
     return tables
 
 
-def attention_plans(batch: Batch, group: int, kv_heads: int, *, fill: int, window: int = 0) -> list[Plan]:
-    """What attention has to do, for each of its two kernels, empty plans left out. `group` is how many query heads
-    share a KV head; with a `window`, keys that no query sees are left out.
+def attention_plans(
+    batch: Batch,
+    group: int,
+    kv_heads: int,
+    *,
+    fill: int,
+    window: int = 0,
+    rows: tuple[int, ...] = (DECODE_ROWS, PREFILL_ROWS),
+) -> list[Plan]:
+    """What attention has to do, for each of its kernels, empty plans left out. `group` is how many query heads
+    share a KV head; with a `window`, keys that no query sees are left out. `rows` are those of the kernels' works.
 
-    With `fill`, contexts are cut such that about so many blocks run at once, and long chunks go to the kernel that is
-    made for them. With 0, a token's numbers may depend on nothing but its sequence: one kernel for all, fixed cuts."""
+    With `fill`, contexts are cut such that about so many blocks run at once, and each query goes to the kernel with the
+    fewest rows that hold all of its own. With 0, a token's numbers may depend on nothing but its sequence: one kernel
+    for all, fixed cuts. Where there is no window, sequences that begin with the same blocks attend to them together."""
     queries = batch.queries()
     if not fill:
+        common = [] if window else groups(queries, batch.tables, batch.block_size, step=SPLIT, least=SPLIT)
+        if common:
+            return [cascade(queries, common, group, DECODE_ROWS, DECODE_ROWS, SPLIT)]
         return [plan(queries, group, DECODE_ROWS, SPLIT, window)]
-    few = [query for query in queries if query.tokens * group <= DECODE_ROWS]
-    many = [query for query in queries if query.tokens * group > DECODE_ROWS]
+    shares: dict[int, list[Query]] = {n: [] for n in rows}
+    for query in queries:
+        shares[next((n for n in rows if query.tokens * group <= n), rows[-1])].append(query)
     blocks = max(1, fill // kv_heads)
-    plans = [
-        plan(mine, group, rows, fitting_split(mine, group, rows, blocks, window), window)
-        for mine, rows in ((few, DECODE_ROWS), (many, PREFILL_ROWS))
+    few, plans = shares[rows[0]], []
+    if not window and (common := groups(few, batch.tables, batch.block_size, step=TILE, least=SHARED)):
+        plans.append(fitting_cascade(few, common, group, rows[0], rows[-1], blocks))
+        few.clear()
+    plans += [
+        plan(mine, group, n, fitting_split(mine, group, n, blocks, window), window)
+        for n, mine in shares.items()
         if mine
     ]
     return [made for made in plans if len(made.works)]

@@ -106,6 +106,8 @@ class Decoder:
             )
             for i in range(spec.layers)
         ]
+        self.rows = kernels.rows(self._layers[0].heads)
+        """Packed rows of the works that attention has kernels for."""
 
     @property
     def trees(self) -> bool:

@@ -54,7 +54,9 @@ class Forward:
         plans = {
             window: [
                 decoder.kernels.stage(made, spec.kv_heads, spec.head_dim)
-                for made in attention_plans(batch, decoder.group, spec.kv_heads, fill=self._fill, window=window)
+                for made in attention_plans(
+                    batch, decoder.group, spec.kv_heads, fill=self._fill, window=window, rows=decoder.rows
+                )
             ]
             for window in decoder.windows
         }

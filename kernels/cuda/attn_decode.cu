@@ -57,7 +57,7 @@ attn_decode(const T* __restrict__ q, const unsigned char* __restrict__ pool, con
   mine.start(query_image, work, work.row, token_of, position, head * group, group, window,
              {slopes, tree_mask, tree_start});
   mine.load_queries();
-  const Scores how = {scale, soft_cap, soft_cap > 0.f ? reciprocal(soft_cap) : 0.f};
+  const Scores how = scores_of(scale, soft_cap);
   for (int i = 0; i < tiles; i++) {
     fetch(i + STAGES - 1);
     if constexpr (BULK) {

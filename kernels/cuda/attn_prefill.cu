@@ -6,7 +6,7 @@
 #include "tile.cuh"
 
 template <class T, class KV, int D, int WARPS, int TILES, bool BULK, bool BIASED>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(WARPS * 32, D <= 192 ? 1 : 0)  // without the 1 ptxas spills small heads, with it large
 attn_prefill(const T* __restrict__ q, const unsigned char* __restrict__ pool, const int* __restrict__ tables,
              int table_stride, int tiles_per_block, const int* __restrict__ position, const int* __restrict__ token_of,
              const Work* __restrict__ works, const int* __restrict__ count, T* __restrict__ out,
@@ -58,7 +58,7 @@ attn_prefill(const T* __restrict__ q, const unsigned char* __restrict__ pool, co
   mine.start(query_images + warp * Mine::Query::BYTES, work, work.row + warp * TILE, token_of, position, head * group,
              group, window, {slopes, tree_mask, tree_start});
   mine.load_queries();
-  const Scores how = {scale, soft_cap, soft_cap > 0.f ? reciprocal(soft_cap) : 0.f};
+  const Scores how = scores_of(scale, soft_cap);
   for (int stage = 0; stage < stages; stage++) {
     fetch(stage + 1);
     if constexpr (BULK) {

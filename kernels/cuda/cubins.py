@@ -30,7 +30,7 @@ def arch_for(capability: int) -> str:
     known = [arch for arch in nvrtc().archs if arch // 10 == capability // 10 and arch <= capability]
     if not known:
         raise NvrtcError(f"NVRTC {nvrtc().version} does not know sm_{capability}; install a newer one")
-    return f"sm_{max(known)}"
+    return "sm_90a" if max(known) == 90 else f"sm_{max(known)}"  # what only Hopper has (wgmma) is in its own form
 
 
 def checked_arch(arch: str) -> str:
@@ -48,8 +48,8 @@ def checked_arch(arch: str) -> str:
 
 def cubin(instance: Instance, arch: str, *, where: Path | None = None, sources: Path = HERE) -> Cubin:
     """`where` keeps cubins elsewhere than in the user's cache, for instance to ship them."""
-    texts = closure(instance.file, sources)
-    texts.pop("emulator.h", None)  # only for hosts
+    every = closure(instance.file, sources)
+    texts = {name: text for name, text in every.items() if not name.startswith("emulator")}  # those are for hosts
     options = (f"-arch={arch}", *_OPTIONS)
     parts = [nvrtc().version, *options, *instance, *(f"{name}\0{text}" for name, text in sorted(texts.items()))]
     name = f"{Path(instance.file).stem}-{arch}-{digest(part.encode() for part in parts)}"

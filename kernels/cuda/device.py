@@ -52,6 +52,7 @@ class Device:
         capability = 10 * properties.major + properties.minor
         self.arch = arch_for(capability)
         self.bulk = capability >= 90
+        self.wgmma = self.arch == "sm_90a"
         self.blocks = 2 * properties.multi_processor_count
         self.shared_limit = int(self._cupy.cuda.runtime.deviceGetAttribute(_SHARED_OPT_IN, device.index))
 

@@ -10,10 +10,14 @@
 //   - A barrier that not all threads of the block reach, lanes that meet in different collectives, misaligned
 //     copies: the launch ends with a message that names block and thread.
 //
-// It says nothing of speed, and its memory is sequentially consistent: a missing fence goes unseen. There is no
-// `__shared__` here on purpose: kernels take dynamic shared memory, which is poisoned and guarded.
+//   - Bulk copies and wgmma (emulator_warpgroup.h) have a shared memory of their own, in which what threads store is
+//     seen only if they say so: a missing fence shows.
+//
+// It says nothing of speed, and threads' own memory is sequentially consistent: a missing __threadfence goes unseen.
+// There is no `__shared__` here on purpose: kernels take dynamic shared memory, which is poisoned and guarded.
 #ifndef EMULATOR_H  // not `#pragma once`: compiled ahead, it stands under another name
 #define EMULATOR_H
+#include <algorithm>
 #include <csetjmp>
 #include <cmath>
 #include <cstdint>
@@ -52,6 +56,19 @@ struct Meeting {
   alignas(16) unsigned char slot[2][32][64];
 };
 
+// A product of a warpgroup on its way (emulator_warpgroup.h), as one thread sees its share of it.
+struct Product {
+  float* d;
+  int columns;
+  uint64_t a, b;
+  bool from_registers, transposed, add;
+  float rows[2][16];            // of A, when it came from registers
+  std::vector<float> operands;  // A's two rows and B's columns, when they are read early
+  float (*value)(uint16_t);
+};
+// Accumulators that products own until they are waited for: what was in them, and how many products still count on it.
+struct Owned { float* d; std::vector<float> now; int products; };
+
 struct Copy { void* to; const void* from; int bytes; bool real; };
 struct Bulk { void* to; const void* from; int bytes; uint64_t* barrier; };
 struct Barrier { uint16_t pending, expected; int32_t bytes : 31; uint32_t phase : 1; };  // a model of mbarrier
@@ -69,20 +86,29 @@ struct Fibre {
   Meeting* meeting = nullptr;
   unsigned round = 0;
   uint64_t* awaited = nullptr;
-  int parity = 0;
+  int parity = 0, barrier = 0, registers = 0, multiplied = 0;
+  bool begun = false;  // wgmma's fence was passed since the last wait
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;
+  std::vector<Product> products;
+  std::vector<std::vector<Product>> product_groups;
+  std::vector<Owned> owned;
+  std::map<const void*, std::vector<uint32_t>> operands;  // registers that products used, as they were at the last fence
+  std::vector<size_t> unfenced;                           // 16 bytes of shared memory that wgmma does not see yet
 };
 
 struct Block {
   Index index, size, grid;
-  int threads = 0, arrived = 0, order = 0;
-  unsigned round = 0;
+  int threads = 0, order = 0;
+  int arrived[16] = {};
+  unsigned round[16] = {};
   unsigned char *shared = nullptr, *area = nullptr;
-  size_t capacity = 0;
+  std::vector<unsigned char> async;  // shared memory as bulk copies and wgmma have it
+  size_t capacity = 0, bytes = 0;
   std::vector<Fibre*> fibres;
   std::vector<std::map<uint32_t, Meeting>> meetings;
   std::vector<Bulk> bulk;
+  std::map<const uint64_t*, bool> barriers;  // those initialised, and whether the copy unit knows
   jmp_buf scheduler;
   const std::function<void()>* body = nullptr;
   std::string fault;
@@ -152,13 +178,15 @@ template <class T> inline const unsigned char (*meet(uint32_t mask, int kind, co
   return meeting.slot[round & 1];
 }
 
-inline void block_barrier() {
-  unsigned round = block->round;
-  if (++block->arrived == block->threads) {
-    block->arrived = 0;
-    block->round++;
+// Barrier `id` of a block, for `threads` of its threads. 0 is that of all.
+inline void block_barrier(int id = 0, int threads = 0) {
+  unsigned round = block->round[id];
+  if (++block->arrived[id] == (threads ? threads : block->threads)) {
+    block->arrived[id] = 0;
+    block->round[id]++;
   } else {
     self->round = round;
+    self->barrier = id;
     self->at = At::barrier;
     leave();
   }
@@ -196,27 +224,41 @@ inline void turn(Barrier* barrier) {
 inline void barrier_init(uint64_t* at, int arrivals) {
   Barrier fresh{(uint16_t)arrivals, (uint16_t)arrivals, 0, 0};
   std::memcpy(at, &fresh, 8);
+  block->barriers[at] = false;
+}
+inline void barrier_publish() {
+  for (auto& [at, known] : block->barriers) known = true;
 }
 inline void barrier_arrive(uint64_t* at, int bytes) {
+  if (!block->barriers.count(at)) fault("mbarrier: not initialised yet");
   auto* barrier = (Barrier*)at;
   if (!barrier->pending) fault("mbarrier: more arrivals than it expects");
   barrier->bytes += bytes;
   barrier->pending--;
   turn(barrier);
 }
+inline size_t shared_offset(const void* at) {
+  size_t offset = (const unsigned char*)at - block->shared;
+  if (offset >= block->bytes) fault("this is to be in shared memory");
+  return offset;
+}
 inline void land(size_t i) {
   Bulk copy = block->bulk[i];
   block->bulk.erase(block->bulk.begin() + i);
   std::memcpy(copy.to, copy.from, copy.bytes);
+  std::memcpy(&block->async[shared_offset(copy.to)], copy.from, copy.bytes);
   auto* barrier = (Barrier*)copy.barrier;
   barrier->bytes -= copy.bytes;
   turn(barrier);
 }
 inline void bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier) {
   check_alignment("cp.async.bulk: misaligned", to, from, bytes);
+  if (!block->barriers[barrier]) fault("cp.async.bulk: its mbarrier is not published");
   block->bulk.push_back({to, from, bytes, barrier});
-  if (block->order & 1) std::memset(to, 0xFF, bytes);
-  else land(block->bulk.size() - 1);
+  std::memset(to, 0xFF, bytes);
+  std::memset(&block->async[shared_offset(to)], 0xFF, bytes);
+  if (block->order & 1) return;
+  land(block->bulk.size() - 1);
 }
 inline bool arrived(uint64_t* at, int parity) {
   for (size_t i = block->bulk.size(); i-- > 0;)
@@ -224,6 +266,7 @@ inline bool arrived(uint64_t* at, int parity) {
   return ((Barrier*)at)->phase != (unsigned)parity;
 }
 inline void barrier_wait(uint64_t* at, int parity) {
+  if (!block->barriers.count(at)) fault("mbarrier: not initialised yet");
   if (arrived(at, parity)) return;
   self->awaited = at;
   self->parity = parity;
@@ -275,7 +318,7 @@ inline bool may_run(Fibre* fibre) {
   switch (fibre->at) {
     case At::ready: return true;
     case At::meeting: return fibre->meeting->round != fibre->round;
-    case At::barrier: return block->round != fibre->round;
+    case At::barrier: return block->round[fibre->barrier] != fibre->round;
     case At::arrival: return arrived(fibre->awaited, fibre->parity);
     case At::done: return false;
   }
@@ -299,6 +342,8 @@ inline void prepare(int threads, size_t shared) {
   }
   b.shared = b.area + GUARD + b.capacity - (shared + 15) / 16 * 16;  // ends at the guard
   std::memset(b.area + GUARD, 0xFF, b.capacity);
+  b.async.assign(shared, 0xFF);
+  b.bytes = shared;
   while ((int)b.fibres.size() < threads) {
     auto* fibre = new Fibre;
     getcontext(&fibre->start);
@@ -309,18 +354,28 @@ inline void prepare(int threads, size_t shared) {
   }
   b.meetings.assign((threads + 31) / 32, {});
   b.bulk.clear();
-  b.arrived = 0;
-  b.round = 0;
+  b.barriers.clear();
+  std::fill(b.arrived, b.arrived + 16, 0);
+  std::fill(b.round, b.round + 16, 0);
   for (int i = 0; i < threads; i++) {
     Fibre* fibre = b.fibres[i];
     fibre->thread = {(unsigned)i, 0, 0};
     fibre->lane = i % 32;
     fibre->warp = i / 32;
     fibre->at = At::ready;
+    fibre->registers = fibre->multiplied = 0;
+    fibre->begun = false;
     fibre->open.clear();
     fibre->groups.clear();
+    fibre->products.clear();
+    fibre->product_groups.clear();
+    fibre->owned.clear();
+    fibre->operands.clear();
+    fibre->unfenced.clear();
   }
 }
+
+inline void check_warpgroups();
 
 inline void run_block(Index index) {
   Block& b = *block;
@@ -354,6 +409,7 @@ inline void run_block(Index index) {
     if (!moved) return fault("no thread can run: a barrier or a collective is not reached by all");
   }
   if (!b.bulk.empty()) fault("a bulk copy was never waited for");
+  check_warpgroups();
 }
 
 using Launch = std::function<std::string(Index, Index, size_t, void**, int)>;
@@ -399,6 +455,8 @@ template <class... A> bool add(const char* name, void (*kernel)(A...)) {
 #define EMULATOR_JOIN(a, b) EMULATOR_JOIN2(a, b)
 #define EMULATOR_KERNEL(...) \
   static bool EMULATOR_JOIN(emulator_kernel_, __COUNTER__) = ::emulator::add(#__VA_ARGS__, __VA_ARGS__)
+
+#include "emulator_warpgroup.h"
 
 // 0: ran; else the reason is in `why`.
 extern "C" __attribute__((used)) inline int emulator_launch(const char* name, const unsigned* shape, size_t shared,

@@ -30,14 +30,15 @@ class EmulatorError(Exception):
 
 
 class Emulator:
-    """A library of kernels. `order` is how threads are interleaved, `folder` where the sources are."""
+    """A library of kernels, as an sm_90a has them, or without `bulk` what came before. `order` is how threads are
+    interleaved, `folder` where the sources are."""
 
     def __init__(
         self, order: int = 0, *, bulk: bool = True, shared_limit: int = 227 * 1024, folder: Path = HERE
     ) -> None:
         self.order = order
         self.blocks = 16
-        self.bulk = bulk
+        self.bulk = self.wgmma = bulk
         self.shared_limit = shared_limit
         self._folder = folder
         self._loaded: dict[Instance, ctypes.CDLL] = {}

@@ -19,7 +19,7 @@ NAMES = {
     torch.float16: "f16",
     torch.float8_e4m3fn: "e4m3",
 }
-DECODE_ROWS, PREFILL_ROWS = TILE, 4 * TILE
+DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS = TILE, 4 * TILE, 8 * TILE
 """Packed rows in a work of each attention kernel."""
 ROW_THREADS, SAMPLE_THREADS, PLAN_THREADS = 256, 512, 256
 """Of a block, in kernels that give one to a row of numbers, to a row of logits, to a plan."""
@@ -61,12 +61,24 @@ def prefill_shared(head_dim: int, kv_bytes: int, warps: int, tiles: int) -> int:
     return 2 * tiles * 2 * TILE * head_dim * kv_bytes + warps * TILE * head_dim * 2 + 16
 
 
+def wgmma_shared(head_dim: int, tokens: int, stages: int) -> int:
+    return (WGMMA_ROWS + stages * 2 * tokens) * head_dim * 2 + 4 * stages * 8
+
+
+def wgmma_serves(heads: Heads) -> bool:
+    """Is there a kernel with wgmma for these heads, on a device that has it?"""
+    layout = heads.layout
+    return layout.head_dim % 64 == 0 and layout.dtype == heads.dtype
+
+
 def attention_instance(
     heads: Heads, rows: int, *, biased: bool = False, bulk: bool, shared_limit: int
 ) -> tuple[Instance, int, int]:
     """The kernel for works of `rows` rows, its threads and its shared memory: the deepest buffers that fit. `biased`
     kernels know ALiBi and trees."""
     size, kv = heads.layout.head_dim, heads.layout.dtype
+    if rows == WGMMA_ROWS:
+        return _wgmma_instance(heads, biased=biased, shared_limit=shared_limit)
     decode = rows == DECODE_ROWS
     # A stage of 4 tiles of 256 numbers leaves too few registers.
     prefills = ((4, 4), (4, 2), (4, 1)) if size <= 192 else ((4, 2), (4, 1))
@@ -76,6 +88,21 @@ def attention_instance(
             kind = "attn_decode" if decode else "attn_prefill"
             how = f"{size},{warps},{depth},{_flag(bulk)},{_flag(biased)}"
             return Instance(f"{kind}.cu", f"{kind}<{NAMES[heads.dtype]},{NAMES[kv]},{how}>"), warps * 32, shared
+    raise ValueError(f"attention over heads of {size} needs more than the {shared_limit} bytes of shared memory here")
+
+
+def _wgmma_instance(heads: Heads, *, biased: bool, shared_limit: int) -> tuple[Instance, int, int]:
+    size = heads.layout.head_dim
+    if not wgmma_serves(heads):
+        raise ValueError(
+            f"attention with wgmma needs heads of a multiple of 64 and KV as queries are; these are of {size}, "
+            f"{heads.layout.dtype} for {heads.dtype}"
+        )
+    tokens = 128 if size <= 128 else 64  # more scores than that leave too few registers beside the results
+    for stages in (4, 3, 2):
+        if (shared := wgmma_shared(size, tokens, stages)) <= shared_limit:
+            how = f"{NAMES[heads.dtype]},{size},{tokens},{stages},{_flag(biased)}"
+            return Instance("attn_wgmma.cu", f"attn_wgmma<{how}>"), 384, shared
     raise ValueError(f"attention over heads of {size} needs more than the {shared_limit} bytes of shared memory here")
 
 

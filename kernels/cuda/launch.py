@@ -15,11 +15,14 @@ from torch import Tensor
 from octavo.kernels.cuda.draws import Draws
 from octavo.kernels.cuda.instances import (
     COPY_BLOCKS,
+    DECODE_ROWS,
     PLAN_THREADS,
+    PREFILL_ROWS,
     ROW_THREADS,
     SAMPLE_SHARED,
     SAMPLE_THREADS,
     SPEC_VERIFY,
+    WGMMA_ROWS,
     Heads,
     append_instance,
     append_latent_instance,
@@ -32,6 +35,7 @@ from octavo.kernels.cuda.instances import (
     plan_instance,
     reject_instance,
     sample_instance,
+    wgmma_serves,
 )
 from octavo.kernels.cuda.library import Function, Library
 from octavo.kernels.cuda.plan import Plan
@@ -55,6 +59,10 @@ class Staged:
     part_lse: Tensor
     rows: int
     counts: Tensor | None = None
+    order: Tensor | None = None
+    """The step's tokens that works and merges speak of, int32; None: in the order of the step."""
+    shared: Staged | None = None
+    """Works on keys that sequences share: their parts are the first that the merges ask for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +102,11 @@ class Kernels:
     def blocks(self) -> int:
         """Blocks of attention that the device runs at once."""
         return self._library.blocks
+
+    def rows(self, heads: Heads) -> tuple[int, ...]:
+        """Packed rows of the works that attention over these heads has kernels for here, fewest first."""
+        wgmma = self._library.wgmma and wgmma_serves(heads)
+        return (DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS) if wgmma else (DECODE_ROWS, PREFILL_ROWS)
 
     def append_kv(
         self,
@@ -164,6 +177,8 @@ class Kernels:
             torch.empty(*shape, size, device=self.device),
             torch.empty(shape, device=self.device),
             plan.rows,
+            order=None if plan.order is None else torch.from_numpy(plan.order).to(self.device),
+            shared=None if plan.shared is None else self.stage(plan.shared, kv_heads, size),
         )
 
     def room(self, works: int, merges: int, parts: int, rows: int, kv_heads: int, size: int) -> Staged:
@@ -215,7 +230,9 @@ class Kernels:
         """Attention of the plan's tokens over their block tables, into their rows of out [tokens, Hq, d]."""
         if not len(staged.works):
             return
-        layout = heads.layout
+        if staged.shared is not None:
+            self.attention(heads, step, staged.shared, q, pool, out)  # gives parts only
+        layout, order = heads.layout, step.tokens if staged.order is None else staged.order
         instance, threads, shared = attention_instance(
             heads,
             staged.rows,
@@ -230,7 +247,7 @@ class Kernels:
                 *_pointers(q, pool, step.tables),
                 _i32(step.tables.shape[1]),
                 _i32(layout.tiles_per_block),
-                *_pointers(step.positions, step.tokens, staged.works, staged.counts),
+                *_pointers(step.positions, order, staged.works, staged.counts),
                 *_pointers(out, staged.part_out, staged.part_lse),
                 *_pointers(heads.sinks, heads.slopes, step.tree_mask, step.tree_start),
                 _i32(heads.heads),
@@ -273,6 +290,7 @@ class Kernels:
         if not len(staged.merges):
             return
         kv_heads, size = staged.part_out.shape[1], staged.part_out.shape[3]
+        shared, order = staged.shared or staged, step.tokens if staged.order is None else staged.order
         count = 0 if staged.counts is None else staged.counts[1:].data_ptr()
         self._get(merge_instance(out.dtype, size, staged.rows))(
             (len(staged.merges), kv_heads),
@@ -280,7 +298,9 @@ class Kernels:
             (
                 *_pointers(staged.merges),
                 count,
-                *_pointers(step.tokens, staged.part_out, staged.part_lse, sinks, out),
+                *_pointers(order, staged.part_out, staged.part_lse, shared.part_out, shared.part_lse),
+                _i32(shared.rows),
+                *_pointers(sinks, out),
                 _i32(out.shape[1]),
                 _i32(kv_heads),
             ),

@@ -26,6 +26,11 @@ class Library(Protocol):
         ...
 
     @property
+    def wgmma(self) -> bool:
+        """Can warpgroups multiply (sm_90a)?"""
+        ...
+
+    @property
     def shared_limit(self) -> int:
         """Bytes of shared memory that a block may have."""
         ...

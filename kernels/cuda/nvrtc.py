@@ -25,6 +25,9 @@ class Figures:
     registers: int
     spilled: int
     stack: int
+    loss: bool = False
+    """The assembler says that it gave up speed: products of warpgroups wait for one another, because it found registers
+    touched while they were on their way, or registers are not handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ _USED = re.compile(
     r"Compiling entry function '(\S+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores.*?Used (\d+) registers",
     re.DOTALL,
 )
+
+
+_LOSS = "Potential Performance Loss"
 
 
 def _candidates() -> list[str]:
@@ -111,7 +117,7 @@ class Nvrtc:
 def _figures(log: str, entry: str) -> Figures:
     for name, stack, spilled, registers in _USED.findall(log):
         if name == entry:
-            return Figures(int(registers), int(spilled), int(stack))
+            return Figures(int(registers), int(spilled), int(stack), _LOSS in log)
     raise NvrtcError(f"ptxas did not report on {entry}; it said: {log[:1000]}")
 
 

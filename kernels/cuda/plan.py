@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 
-_TILE = 16
+TILE = 16
 
 
 class Query(NamedTuple):
@@ -38,12 +38,16 @@ class Plan:
     parts: int
     rows: int
     """Packed rows in a work."""
+    order: Ints | None = None
+    """The step's tokens that works and merges speak of; None: as they are."""
+    shared: Plan | None = None
+    """Works on keys that sequences share, whose parts the merges ask for too."""
 
 
 def plan(queries: list[Query], group: int, rows: int, split: int = 0, window: int = 0) -> Plan:
     """`split` keys (a multiple of 16) at most for a work; 0 for no splitting. `window` 0 sees everything."""
-    if split % _TILE:
-        raise ValueError(f"split is {split}; it must be a multiple of {_TILE}")
+    if split % TILE:
+        raise ValueError(f"split is {split}; it must be a multiple of {TILE}")
     works: list[tuple[int, ...]] = []
     merges: list[tuple[int, ...]] = []
     parts = 0
@@ -54,14 +58,14 @@ def plan(queries: list[Query], group: int, rows: int, split: int = 0, window: in
             row_end = min(row + rows, packed)
             key_end = before + (row_end - 1) // group + 1
             first = max(0, before + row // group + 1 - window) if window else 0
-            keys = _ranges(first // _TILE * _TILE, key_end, split)
+            keys = ranges(first // TILE * TILE, key_end, split)
             for i, (key, end) in enumerate(keys):
                 part = parts + i if len(keys) > 1 else -1
                 works.append((query.table, query.first, row, row_end, key, end, part, 0))
             if len(keys) > 1:
                 merges.append((query.first, row, row_end, parts, len(keys), 0, 0, 0))
                 parts += len(keys)
-    return Plan(_rows(works), _rows(merges), parts, rows)
+    return Plan(structs(works), structs(merges), parts, rows)
 
 
 def fitting_split(queries: list[Query], group: int, rows: int, blocks: int, window: int = 0) -> int:
@@ -72,7 +76,7 @@ def fitting_split(queries: list[Query], group: int, rows: int, blocks: int, wind
     return split
 
 
-def _ranges(first: int, end: int, split: int) -> list[tuple[int, int]]:
+def ranges(first: int, end: int, split: int) -> list[tuple[int, int]]:
     """Cut [first, end) at multiples of `split`: the cuts stay where they are as a sequence grows."""
     if not split:
         return [(first, end)]
@@ -80,5 +84,5 @@ def _ranges(first: int, end: int, split: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _rows(rows: list[tuple[int, ...]]) -> Ints:
+def structs(rows: list[tuple[int, ...]]) -> Ints:
     return np.array(rows, dtype=np.int32).reshape(-1, 8)

@@ -1,4 +1,5 @@
-// Types and primitives of the kernels. The only file with PTX; each primitive has a host path, for the emulator.
+// Types and primitives of the kernels. With `warpgroup.cuh` the only file with PTX; each primitive has a host path, for
+// the emulator.
 //
 // No header of NVIDIA's is needed: number types are ours, of bits, with conversions that round as the device does.
 // Where a device lacks an instruction (fp8 before sm_89) it runs the very code that the host path runs.
@@ -233,6 +234,8 @@ FN void barrier_init(uint64_t* barrier, int arrivals) {
 FN void barrier_publish() {
 #if ARCH >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#elif !DEVICE
+  emulator::barrier_publish();
 #endif
 }
 FN void barrier_expect(uint64_t* barrier, int bytes) {

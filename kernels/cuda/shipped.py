@@ -19,6 +19,7 @@ from octavo.kernels.cuda.instances import (
     SAMPLE_SHARED,
     SAMPLE_THREADS,
     SPEC_VERIFY,
+    WGMMA_ROWS,
     Heads,
     append_instance,
     append_latent_instance,
@@ -31,6 +32,7 @@ from octavo.kernels.cuda.instances import (
     plan_instance,
     reject_instance,
     sample_instance,
+    wgmma_serves,
 )
 from octavo.kernels.cuda.pool import PoolLayout
 from octavo.kernels.cuda.sources import Instance
@@ -63,6 +65,12 @@ def shared_limit(arch: str) -> int:
     return _SHARED_KB.get(capability(arch), 227) * 1024
 
 
+def rows_on(arch: str, heads: Heads) -> tuple[int, ...]:
+    """Packed rows of the works that attention over these heads has kernels for on this arch."""
+    wgmma = arch == "sm_90a" and wgmma_serves(heads)
+    return (DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS) if wgmma else (DECODE_ROWS, PREFILL_ROWS)
+
+
 def shipped(arch: str) -> list[Shipped]:
     """Everything that runs on this arch, without repetition."""
     found = [*_attention(arch), *_rows()]
@@ -84,15 +92,16 @@ def _attention(arch: str) -> list[Shipped]:
             if kv.itemsize == 1 and size % 32:
                 continue
             heads = Heads(8, dtype, PoolLayout(1, 16, 2, size, kv), 1.0)
-            for rows in (DECODE_ROWS, PREFILL_ROWS):
+            for rows in rows_on(arch, heads):
                 for biased in (False, True) if dtype == kv == _B16 else (False,):
                     made = attention_instance(heads, rows, biased=biased, bulk=bulk, shared_limit=limit)
                     found.append(Shipped(*made))
                 found.append(Shipped(merge_instance(dtype, size, rows), 128))
             found += [Shipped(append_instance(heads, interleaved=interleaved), 128) for interleaved in (False, True)]
     expanded = Heads(8, _B16, PoolLayout(1, 16, 8, EXPANDED, _B16), 1.0)
+    for rows in rows_on(arch, expanded)[1:]:
+        found.append(Shipped(*attention_instance(expanded, rows, bulk=bulk, shared_limit=limit)))
     found += [
-        Shipped(*attention_instance(expanded, PREFILL_ROWS, bulk=bulk, shared_limit=limit)),
         Shipped(*latent_instance(_B16, LATENT, shared_limit=limit)),
         Shipped(merge_instance(_B16, LATENT[0], DECODE_ROWS), 128),
         Shipped(append_latent_instance(_B16, LATENT), 128),

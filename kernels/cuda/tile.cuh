@@ -40,13 +40,20 @@ template <class KV, int D> struct Pool {
 // A part of attention's work: rows [row, row_end) of the packed rows of some query tokens (row = token · G + head of
 // the group), against keys [key, key_end) of a block table. `key` is a multiple of 16.
 struct Work { int table, tokens, row, row_end, key, key_end, part, unused; };
-// Parts [part, part + parts) are about the same rows [row, row_end).
-struct Merge { int tokens, row, row_end, part, parts, unused0, unused1, unused2; };
+// Parts [part, part + parts) are about the same rows [row, row_end). Before them come those of keys that these rows'
+// sequence shares with others: parts [shared_part, shared_part + shared_parts) of another buffer, in which the rows
+// begin `shift` further.
+struct Merge { int tokens, row, row_end, part, parts, shared_part, shared_parts, shift; };
 
 template <class T, class KV> struct MmaType { using type = T; };
 template <class T> struct MmaType<T, e4m3> { using type = f16; };  // e4m3 is exact in half
 
-struct Scores { float scale, soft_cap, per_soft_cap; };
+// How products become scores in base 2: `factor` times them, or with a `cap` times the tanh of `cap` times them.
+struct Scores { float factor, cap; };
+
+FN Scores scores_of(float scale, float soft_cap) {
+  return {(soft_cap > 0.f ? soft_cap : scale) * LOG2E, soft_cap > 0.f ? scale * reciprocal(soft_cap) : 0.f};
+}
 
 // What a model or a step adds to scores. ALiBi: a slope for each query head, times how far back a key lies. Trees: a
 // token that is a node of a drafted tree sees all keys before `tree_start` of its token, and of the 64 from there on
@@ -121,19 +128,77 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS, bool BIASED> struct
 
   // Take in TILES tiles that lie one behind the other in shared memory, the first at key `key`.
   template <int TILES> FN void take(const unsigned char* tiles, int key, int key_end, const Scores& how) {
-    float s[2 * TILES][4];
+    float s[2 * TILES][4], shrink[2];
 #pragma unroll
     for (int j = 0; j < 2 * TILES; j++)
 #pragma unroll
       for (int e = 0; e < 4; e++) s[j][e] = 0.f;
     multiply_keys<TILES>(s, tiles);
-    weigh<TILES>(s, key, how);
+    weigh<TILES>(s, key, how, shrink);
+    bring(shrink);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
       const uint32_t a[4] = {pack2<M>(s[2 * t][0], s[2 * t][1]), pack2<M>(s[2 * t][2], s[2 * t][3]),
                              pack2<M>(s[2 * t + 1][0], s[2 * t + 1][1]), pack2<M>(s[2 * t + 1][2], s[2 * t + 1][3])};
       mix_values(a, tiles + t * 2 * Keys::BYTES + Keys::BYTES, key_end - key - t * TILE);
     }
+  }
+
+  // Products to weights: scale, cap, hide what a row may not see. `shrink` brings earlier sums to the new maximum.
+  template <int TILES> FN void weigh(float (&s)[2 * TILES][4], int key, const Scores& how, float (&shrink)[2]) {
+    const int at = key + lane() % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float factor = how.factor, top = minus_infinity();
+      if (how.cap > 0.f) {
+#pragma unroll
+        for (int j = 0; j < 2 * TILES; j++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) s[j][2 * h + e] = tanhf(s[j][2 * h + e] * how.cap);
+      }
+      if constexpr (BIASED) {
+#pragma unroll
+        for (int j = 0; j < 2 * TILES; j++)
+#pragma unroll
+          for (int e = 0; e < 2; e++)
+            s[j][2 * h + e] = s[j][2 * h + e] * factor + slope[h] * (at + 8 * j + e - here[h]);
+        factor = 1.f;
+      }
+      if (BIASED || key < first[h] || key + TILES * TILE - 1 > last[h]) {
+#pragma unroll
+        for (int j = 0; j < 2 * TILES; j++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            const int n = at + 8 * j + e;
+            bool seen = n <= last[h] && n >= first[h];
+            if constexpr (BIASED) seen = seen && (n < tree_start[h] || (tree_mask[h] >> (n - tree_start[h] & 63) & 1));
+            if (!seen) s[j][2 * h + e] = minus_infinity();
+          }
+      }
+#pragma unroll
+      for (int j = 0; j < 2 * TILES; j++) top = fmaxf(top, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+      top = fmaxf(most[h], top * factor);
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float base = top == minus_infinity() ? 0.f : top;
+      shrink[h] = exp2_fast(most[h] - base);
+      most[h] = top;
+      total[h] *= shrink[h];
+#pragma unroll
+      for (int j = 0; j < 2 * TILES; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          s[j][2 * h + e] = exp2_fast(s[j][2 * h + e] * factor - base);
+          total[h] += s[j][2 * h + e];
+        }
+    }
+  }
+
+  FN void bring(const float (&shrink)[2]) {
+#pragma unroll
+    for (int i = 0; i < D / 8; i++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) out[i][e] *= shrink[e / 2];
   }
 
   // Totals over the lanes that share a row.
@@ -182,47 +247,6 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS, bool BIASED> struct
           mma<M>(s[2 * t + 1], q[0], b[2], b[3]);
         }
       }
-    }
-  }
-
-  // Scores to weights: scale, cap, hide what a row may not see, and bring what was summed so far to the new maximum.
-  template <int TILES> FN void weigh(float (&s)[2 * TILES][4], int key, const Scores& how) {
-    int c = lane() % 4;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      float top = most[h];
-#pragma unroll
-      for (int j = 0; j < 2 * TILES; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          int n = key + 8 * j + 2 * c + e;
-          float x = s[j][2 * h + e] * how.scale;
-          if (how.soft_cap > 0.f) x = how.soft_cap * tanhf(x * how.per_soft_cap);
-          bool seen = n <= last[h] && n >= first[h];
-          x *= LOG2E;
-          if constexpr (BIASED) {
-            x += slope[h] * (n - here[h]);
-            seen = seen && (n < tree_start[h] || (tree_mask[h] >> (n - tree_start[h] & 63) & 1));
-          }
-          x = seen ? x : minus_infinity();
-          s[j][2 * h + e] = x;
-          top = fmaxf(top, x);
-        }
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      float base = top == minus_infinity() ? 0.f : top, shrink = exp2_fast(most[h] - base);
-      most[h] = top;
-      total[h] *= shrink;
-#pragma unroll
-      for (int i = 0; i < D / 8; i++) out[i][2 * h] *= shrink, out[i][2 * h + 1] *= shrink;
-#pragma unroll
-      for (int j = 0; j < 2 * TILES; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          float weight = exp2_fast(s[j][2 * h + e] - base);
-          s[j][2 * h + e] = weight;
-          total[h] += weight;
-        }
     }
   }
 

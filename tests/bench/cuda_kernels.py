@@ -22,21 +22,24 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from octavo.executors.cuda.batch import attention_plans, build
+from octavo.executors.cuda.batch import Batch, attention_plans, build
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import CudaRecorder, Recorder
 from octavo.executors.loading.rope import Rope
 from octavo.executors.loading.spec import Model, Spec
 from octavo.executors.residents import Span
+from octavo.kernels.cuda.cascade import fitting_cascade, groups
 from octavo.kernels.cuda.device import Device
 from octavo.kernels.cuda.draws import draws
-from octavo.kernels.cuda.instances import Heads
+from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS, Heads
 from octavo.kernels.cuda.launch import Kernels, Step
+from octavo.kernels.cuda.plan import Plan, fitting_split, plan
 from octavo.kernels.cuda.pool import PoolLayout
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 Work = Callable[[], object]
+Planner = Callable[[Batch], list[Plan]]
 
 
 class Sizes(NamedTuple):
@@ -129,7 +132,12 @@ class Bench:
         layout = PoolLayout(-(-tokens // 16), 16, s.kv_heads, s.head_dim, kv)
         return Heads(s.heads, torch.bfloat16, layout, s.head_dim**-0.5)
 
-    def attention(self, heads: Heads, spans: list[Span]) -> tuple[Work, torch.Tensor]:
+    def plans(self, heads: Heads, rows: tuple[int, ...]) -> Planner:
+        """As the executor makes them, for kernels with works of `rows`."""
+        kv_heads, fill = heads.layout.kv_heads, self.kernels.blocks
+        return lambda batch: attention_plans(batch, heads.group, kv_heads, fill=fill, rows=rows)
+
+    def attention(self, heads: Heads, spans: list[Span], plans: Planner) -> tuple[Work, torch.Tensor]:
         """The kernels' work for these spans over a random pool, and the queries."""
         batch = build(spans, 16)
         step = Step(
@@ -146,14 +154,11 @@ class Bench:
             pool.random_(0, 100)
         q = torch.randn(len(batch.ids), heads.heads, layout.head_dim, device=self.device).bfloat16()
         out = torch.empty_like(q)
-        staged = [
-            self.kernels.stage(plan, layout.kv_heads, layout.head_dim)
-            for plan in attention_plans(batch, heads.group, layout.kv_heads, fill=self.kernels.blocks)
-        ]
+        staged = [self.kernels.stage(one, layout.kv_heads, layout.head_dim) for one in plans(batch)]
 
         def work() -> None:
-            for plan in staged:
-                self.kernels.attention(heads, step, plan, q, pool, out)
+            for one in staged:
+                self.kernels.attention(heads, step, one, q, pool, out)
 
         return work, q
 
@@ -163,7 +168,7 @@ class Bench:
         heads = self.heads(kv, context * s.batch)
         blocks = context // 16
         spans = [Span([0], context - 1, list(range(i * blocks, (i + 1) * blocks))) for i in range(s.batch)]
-        work, _ = self.attention(heads, spans)
+        work, _ = self.attention(heads, spans, self.plans(heads, self.kernels.rows(heads)))
         bytes_read = heads.layout.blocks * heads.layout.block_bytes
         self.against_copy(name, work, bytes_read, target)
         if kv == torch.bfloat16:
@@ -173,9 +178,32 @@ class Bench:
             mine, theirs = self.seconds(work, lambda: F.scaled_dot_product_attention(q, keys, values, enable_gqa=True))
             self.add(f"{name}, against torch's SDPA over contiguous KV", theirs / mine, "SDPA", 1.0)
 
-    def prefill(self) -> None:
+    def sharing(self) -> None:
+        """Decodes whose contexts are half the same: those keys once for all, against once for each."""
+        s, blocks = self.sizes, self.sizes.context // 16
+        half, heads = blocks // 2, self.heads(torch.bfloat16, 16 * blocks * s.batch)
+        spans = []
+        for i in range(s.batch):
+            own = half + i * (blocks - half)
+            spans.append(Span([0], s.context - 1, [*range(half), *range(own, own + blocks - half)]))
+        fill, most = self.kernels.blocks // s.kv_heads, self.kernels.rows(heads)[-1]
+
+        def once(batch: Batch) -> list[Plan]:
+            common = groups(batch.queries(), batch.tables, 16, step=16, least=16)
+            return [fitting_cascade(batch.queries(), common, heads.group, DECODE_ROWS, most, fill)]
+
+        def each(batch: Batch) -> list[Plan]:
+            split = fitting_split(batch.queries(), heads.group, DECODE_ROWS, fill)
+            return [plan(batch.queries(), heads.group, DECODE_ROWS, split)]
+
+        (together, _), (apart, _) = (self.attention(heads, spans, plans) for plans in (once, each))
+        mine, theirs = self.seconds(together, apart)
+        self.add(f"decode, {16 * half} of {s.context} tokens shared, batch {s.batch}", theirs / mine, "no sharing", 1.0)
+
+    def prefill(self, name: str, rows: tuple[int, ...], target: float) -> None:
         s, n = self.sizes, self.sizes.prompt
-        work, q = self.attention(self.heads(torch.bfloat16, n), [Span([0] * n, 0, list(range(n // 16)))])
+        heads = self.heads(torch.bfloat16, n)
+        work, q = self.attention(heads, [Span([0] * n, 0, list(range(n // 16)))], self.plans(heads, rows))
         flops = 2 * s.heads * s.head_dim * n * n  # two products, of which causality leaves half
         a, b = (torch.randn(s.gemm, s.gemm, device=self.device).bfloat16() for _ in range(2))
         shape = (1, s.kv_heads, n, s.head_dim)
@@ -186,8 +214,8 @@ class Bench:
             lambda: a @ b,
             lambda: F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True),
         )
-        self.add(f"prefill of {n} tokens, causal", flops / mine / (2 * s.gemm**3 / gemm), "GEMM", 0.45)
-        self.add(f"prefill of {n} tokens, against torch's SDPA", sdpa / mine, "SDPA", 1.0)
+        self.add(f"{name} of {n} tokens, causal", flops / mine / (2 * s.gemm**3 / gemm), "GEMM", target)
+        self.add(f"{name} of {n} tokens, against torch's SDPA", sdpa / mine, "SDPA", 1.0)
 
     # ---- rows
 
@@ -264,7 +292,10 @@ class Bench:
         self.decode("decode, bf16 KV, large", torch.bfloat16, s.large, 0.90)
         self.decode("decode, bf16 KV, small", torch.bfloat16, s.small, 0.75)
         self.decode("decode, fp8 KV, large", torch.float8_e4m3fn, s.large, 0.75)
-        self.prefill()
+        self.sharing()
+        self.prefill("prefill by mma.sync", (DECODE_ROWS, PREFILL_ROWS), 0.45)
+        if WGMMA_ROWS in (rows := self.kernels.rows(self.heads(torch.bfloat16, 16))):
+            self.prefill("prefill by wgmma", rows, 0.70)
         self.rows()
         self.sampling()
         self.engine()

@@ -146,6 +146,16 @@ PREFILLS = {
     "sinks, split on the device": Case(((40, 150), (3, 3)), split=64, window=70, sinks=True, on_device=True),
     "tree of 64, alibi": Case(((64, 150), (40, 75)), tree=True, alibi=True),
 }
+WGMMAS = {
+    "gqa": Case(((70, 130), (5, 5), (1, 40), (33, 33))),
+    "stages go round": Case(((40, 700),)),
+    "mqa of 3, fp16, heads of 128": Case(((50, 420),), 3, 1, 128, dtype=torch.float16, kv_dtype=torch.float16),
+    "split, window, cap": Case(((40, 400), (3, 3)), split=256, window=170, soft_cap=5.0, block_size=32),
+    "sinks, split on the device": Case(((40, 150), (3, 3)), split=64, window=70, sinks=True, on_device=True),
+    "tree of 64, alibi": Case(((64, 150), (40, 75)), tree=True, alibi=True),
+    "heads of 192": Case(((40, 100),), head_dim=192),
+    "heads of 256": Case(((40, 170),), head_dim=256),
+}
 WIDTHS = {80: torch.bfloat16, 96: torch.bfloat16, 128: torch.bfloat16, 256: torch.bfloat16, 32: torch.float8_e4m3fn}
 
 

@@ -18,6 +18,7 @@ from octavo.kernels.cuda.instances import (
     DECODE_ROWS,
     PLAN_THREADS,
     SPEC_VERIFY,
+    WGMMA_ROWS,
     append_instance,
     append_latent_instance,
     attention_instance,
@@ -32,7 +33,7 @@ from octavo.kernels.cuda.instances import (
 )
 from octavo.kernels.cuda.launch import Kernels
 from octavo.kernels.cuda.sources import HERE, Instance
-from tests.kernels.bench import BOTH, DECODES, PREFILLS, WIDTHS, Case, wide
+from tests.kernels.bench import BOTH, DECODES, PREFILLS, WGMMAS, WIDTHS, Case, wide
 from tests.kernels.ferry import Ferry
 from tests.kernels.latent import LATENT_LIMITS, LATENTS
 
@@ -48,6 +49,8 @@ PROBES = [
     "probe_lost_barrier",
     "probe_race",
     "probe_early_read",
+    *(f"probe_products<{kind},{columns},false>" for kind in ("bf16", "f16") for columns in (64, 128)),
+    *("probe_products<bf16,64,true>", "probe_ring<false>", "probe_ring<true>"),
 ]
 
 
@@ -60,15 +63,17 @@ def instances() -> list[Instance]:
         (case, BOTH["prefill"]) for case in PREFILLS.values()
     ]
     cases += [(wide(size), rows) for size in WIDTHS for rows in BOTH.values()]
+    cases += [(case, WGMMA_ROWS) for case in WGMMAS.values()]
     found = []
     for case, rows in cases:
         for bulk in (False, True):
             biased = case.alibi or case.tree
             instance, _, _ = attention_instance(case.spec, rows, biased=biased, bulk=bulk, shared_limit=227 * 1024)
-            if bulk or case.head_dim == 64:  # other widths run with bulk copies only
+            if bulk or (case.head_dim == 64 and rows != WGMMA_ROWS):  # other widths run with bulk copies only
                 found.append(instance)
         if case.split:
             found.append(merge_instance(case.dtype, case.head_dim, rows))
+    found.append(merge_instance(torch.bfloat16, 64, DECODE_ROWS))
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
         spec = Case(((1, 1),), kv_dtype=dtype).spec
         found += [append_instance(spec, interleaved=interleaved) for interleaved in (False, True)]
@@ -128,19 +133,37 @@ def kernels(request: pytest.FixtureRequest, resident_kernels: Maker) -> Maker:
     return resident_kernels
 
 
+@pytest.fixture(scope="session")
+def warpgroups(request: pytest.FixtureRequest, kernels: Maker) -> Maker:
+    """`kernels`, where warpgroups can multiply: on the emulator in every order, on a GPU if it is an sm_90."""
+    if request.config.getoption("--kernels-on-gpu") and WGMMA_ROWS not in kernels(0).rows(Case(((1, 1),)).spec):
+        pytest.skip("this GPU is no sm_90")
+    return kernels
+
+
 def made(library: Emulator) -> Kernels:
     return Kernels(library, torch.device("cpu"), threads=THREADS, sampling_threads=THREADS)
 
 
 @pytest.fixture(scope="session")
-def probes(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+def probes(probe_sources: Path) -> Emulator:
+    made = Emulator(folder=probe_sources)
+    made.prepare([probe(name) for name in PROBES])
+    return made
+
+
+@pytest.fixture(scope="session")
+def probe_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sources of the tests beside those of the kernels."""
     folder = tmp_path_factory.mktemp("probes")
     for path in (*Path(__file__).parent.glob("*.cu"), *sources()):
         (folder / path.name).write_bytes(path.read_bytes())
-    made = Emulator(folder=folder)
-    made.prepare([Instance("probes.cu", name) for name in PROBES])
-    return made
+    return folder
+
+
+def probe(name: str) -> Instance:
+    """Those of warpgroups are for sm_90a only, so they are in a file of their own."""
+    return Instance("probes_warpgroup.cu" if name.startswith(("probe_products", "probe_ring")) else "probes.cu", name)
 
 
 def sources() -> Iterator[Path]:

@@ -19,7 +19,15 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "tests" / "results" / "cuda_tests.json"
 PRIMITIVES = ("test_device.py",)
-KERNELS = ("test_attention.py", "test_latent.py", "test_plan.py", "test_pool.py", "test_rows.py", "test_verify.py")
+KERNELS = (
+    "test_attention.py",
+    "test_cascade.py",
+    "test_latent.py",
+    "test_plan.py",
+    "test_pool.py",
+    "test_rows.py",
+    "test_verify.py",
+)
 EXECUTOR = ("test_executor.py", "test_engine.py")
 SMALL = "test_plan.py or test_pool.py or sinks"
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
+from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS
 from octavo.kernels.cuda.plan import Query, plan
-from tests.kernels.bench import BOTH, DECODES, PREFILLS, WIDTHS, run, wide
+from tests.kernels.bench import BOTH, DECODES, PREFILLS, WGMMAS, WIDTHS, run, wide
 from tests.kernels.conftest import Maker
 
 ORDERS = (0, 1, 2, 3, 7)
@@ -30,6 +30,12 @@ def test_decode(kernels: Maker, name: str, order: int) -> None:
 @pytest.mark.parametrize("name", PREFILLS)
 def test_prefill(kernels: Maker, name: str, order: int) -> None:
     close(*run(kernels(order), PREFILLS[name], PREFILL_ROWS))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", WGMMAS)
+def test_prefill_by_warpgroups(warpgroups: Maker, name: str, order: int) -> None:
+    close(*run(warpgroups(order), WGMMAS[name], WGMMA_ROWS))
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -10,6 +10,6 @@ from tests.kernels.conftest import Maker
 def test_every_figure_is_measured(resident_kernels: Maker) -> None:
     bench = Bench(resident_kernels(1), TINY, again)
     bench.run()
-    assert len(bench.figures) == len({figure.name for figure in bench.figures}) == 13
+    assert len(bench.figures) == len({figure.name for figure in bench.figures}) == 16
     assert all(figure.value > 0 for figure in bench.figures)
-    assert table(bench.figures).count("\n") == 14
+    assert table(bench.figures).count("\n") == 17

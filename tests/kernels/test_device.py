@@ -15,21 +15,18 @@ from octavo.kernels.cuda.draws import draws
 from octavo.kernels.cuda.emulator import Emulator
 from octavo.kernels.cuda.instances import DECODE_ROWS
 from octavo.kernels.cuda.library import Argument
-from octavo.kernels.cuda.sources import Instance
 from tests.kernels.bench import DECODES, run
-from tests.kernels.conftest import made, sources
+from tests.kernels.conftest import made, probe
 from tests.kernels.ferry import Ferry
 from tests.kernels.test_attention import close
+from tests.kernels.test_warpgroup import RING_SHARED, ROUNDS, operands, products_shared
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
-    folder = tmp_path_factory.mktemp("probes")
-    for path in (*Path(__file__).parent.glob("*.cu"), *sources()):
-        (folder / path.name).write_bytes(path.read_bytes())
-    return Device(torch.device("cuda", 0), folder)
+def device(probe_sources: Path) -> Device:
+    return Device(torch.device("cuda", 0), probe_sources)
 
 
 def both(
@@ -37,7 +34,7 @@ def both(
     threads: int = 32, shared: int = 0,
 ) -> None:  # fmt: skip
     """Every tensor is the same after the probe ran on either."""
-    instance, there = Instance("probes.cu", name), [tensor.cuda() for tensor in tensors]
+    instance, there = probe(name), [tensor.cuda() for tensor in tensors]
     for library, mine in ((probes, tensors), (device, there)):
         args = (*(tensor.data_ptr() for tensor in mine), *scalars)
         library.get_function(instance)((blocks,), (threads,), args, shared_mem=shared)
@@ -55,7 +52,7 @@ def test_numbers_are_narrowed_and_widened_alike(device: Device, probes: Emulator
     wide = torch.zeros(3, 65536)
     for library, mine in ((probes, wide), (device, there := torch.zeros(3, 65536, device="cuda"))):
         args = tuple(row.data_ptr() for row in mine)
-        library.get_function(Instance("probes.cu", "probe_widen"))((256,), (256,), args)
+        library.get_function(probe("probe_widen"))((256,), (256,), args)
     assert torch.equal(wide.nan_to_num(1.5), there.cpu().nan_to_num(1.5))
 
 
@@ -68,6 +65,26 @@ def test_matrices_are_loaded_and_multiplied_alike(device: Device, probes: Emulat
 
 
 @on_gpu
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_warpgroups_multiply_alike(device: Device, probes: Emulator, kind: str, columns: int) -> None:
+    """The emulator's idea of descriptors, of panels and of who holds which number is the hardware's."""
+    if not device.wgmma:
+        pytest.skip("this GPU is no sm_90")
+    name = f"probe_products<{kind},{columns},false>"
+    both(device, probes, name, operands(kind, columns), np.int32(0), threads=128, shared=products_shared(columns))
+
+
+@on_gpu
+def test_rings_are_filled_alike(device: Device, probes: Emulator) -> None:
+    """Bulk copies, the phases of their barriers, registers that change hands."""
+    if not device.wgmma:
+        pytest.skip("this GPU is no sm_90")
+    x, out = torch.randint(-8, 8, (ROUNDS, 256)).float(), torch.zeros(256)
+    both(device, probes, "probe_ring<false>", [x, out], np.int32(ROUNDS), np.int32(0), threads=256, shared=RING_SHARED)
+
+
+@on_gpu
 def test_words_are_alike(device: Device, probes: Emulator) -> None:
     draw = draws(1)
     draw["seed"], draw["choice"], draw["position"] = 123456789012345, 1, 17
@@ -77,7 +94,7 @@ def test_words_are_alike(device: Device, probes: Emulator) -> None:
         words = torch.zeros(200, 4, dtype=torch.int32, device=where)
         noise = torch.zeros(800, dtype=torch.float64, device=where)
         args = (packed.to(where).data_ptr(), words.data_ptr(), noise.data_ptr(), np.int32(200))
-        library.get_function(Instance("probes.cu", "probe_noise"))((4,), (64,), args)
+        library.get_function(probe("probe_noise"))((4,), (64,), args)
         results.append((words.cpu(), noise.cpu()))
     assert torch.equal(results[0][0], results[1][0])
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-14, atol=0)

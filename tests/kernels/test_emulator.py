@@ -13,10 +13,11 @@ from octavo.kernels.cuda.draws import draws
 from octavo.kernels.cuda.emulator import Emulator, EmulatorError
 from octavo.kernels.cuda.library import Function
 from octavo.kernels.cuda.sources import Instance
+from tests.kernels import conftest
 
 
 def probe(probes: Emulator, name: str, order: int = 0) -> Function:
-    return probes.ordered(order, bulk=True).get_function(Instance("probes.cu", name))
+    return probes.ordered(order, bulk=True).get_function(conftest.probe(name))
 
 
 def test_numbers_are_narrowed_as_torch_does(probes: Emulator) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
@@ -15,11 +15,14 @@ from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelCon
 from octavo.core.messages import Sampling
 from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.executor import CpuExecutor
+from octavo.executors.cuda import batch, forward
+from octavo.executors.cuda.batch import attention_plans
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.graphs import Recorder, Replay
 from octavo.executors.cuda.memory import RESERVED
 from octavo.kernels.cuda.device import DeviceError
+from octavo.kernels.cuda.plan import Plan
 from tests.executors.driver import DECODE, Driver, Sequence
 from tests.executors.tiny import VOCAB, save_tiny
 from tests.kernels.conftest import Maker
@@ -177,6 +180,39 @@ def test_in_exact_mode_numbers_do_not_depend_on_company_chunks_or_blocks(make: M
         assert [entry.top_logprobs for entry in alone.logprobs if entry] == [
             entry.top_logprobs for entry in sequence.logprobs if entry
         ]
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_what_sequences_share_is_attended_to_together(
+    make: Make, exact: CpuExecutor, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    """Tokens as ever; in `exact`, log-probabilities bit for bit as without company."""
+    for name in ("SPLIT", "SHARED"):
+        monkeypatch.setattr(batch, name, 32)
+    planned: list[bool] = []
+
+    def seen(*how: Any) -> list[Plan]:
+        found = attention_plans(*how[:3], **how[3])
+        planned.append(any(made.shared is not None for made in found))
+        return found
+
+    monkeypatch.setattr(forward, "attention_plans", lambda *how, **named: seen(*how, named))
+    driver = Driver(make(1, mode))
+    sampling = Sampling(temperature=0.9, seed=3, logprobs=5)
+    first = driver.open(prompt(1, 70), sampling=sampling)
+    for _ in range(2):
+        driver.advance([first], chunk=40)
+    others = [driver.open(prompt(1, 66) + prompt(i, 3), sampling=sampling, warm=first) for i in range(2, 5)]
+    for _ in range(4):
+        driver.advance([first, *others])
+    assert any(planned)
+    for sequence in (first, *others):
+        assert sequence.ids == replayed(exact, sequence).ids
+        alone = replayed(make(2, mode), sequence)
+        if mode == "exact":
+            assert [entry and entry.top_logprobs for entry in alone.logprobs] == [
+                entry and entry.top_logprobs for entry in sequence.logprobs
+            ]
 
 
 class Recording:
