@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.kernels.cuda.plan import TILE, Ints, Plan, Query, ranges, structs
+from octavo.kernels.cuda.plan import TILE, Ints, Plan, Query, fitting, ranges, structs
+
+_WHOLE = 1 << 30
+"""More keys than any context has."""
 
 
 class Group(NamedTuple):
@@ -60,13 +63,9 @@ def fitting_cascade(
     queries: list[Query], shared: list[Group], group: int, rows: int, shared_rows: int, blocks: int
 ) -> Plan:
     """With the least power of two from 128 on for `split` that gives at most `blocks` works, or no context is split."""
-    split, longest = 128, max(query.length for query in queries)
-    while True:
-        made = cascade(queries, shared, group, rows, shared_rows, split)
-        works = len(made.works) + (0 if made.shared is None else len(made.shared.works))
-        if works <= blocks or split >= longest:
-            return made
-        split *= 2
+    whole = cascade(queries, shared, group, rows, shared_rows, _WHOLE)
+    works = whole.works if whole.shared is None else np.concatenate((whole.works, whole.shared.works))
+    return cascade(queries, shared, group, rows, shared_rows, fitting(works, blocks))
 
 
 def cascade(queries: list[Query], shared: list[Group], group: int, rows: int, shared_rows: int, split: int) -> Plan:

@@ -70,8 +70,13 @@ def plan(queries: list[Query], group: int, rows: int, split: int = 0, window: in
 
 def fitting_split(queries: list[Query], group: int, rows: int, blocks: int, window: int = 0) -> int:
     """The least power of two from 128 on with which there are at most `blocks` works, or no query is split."""
-    split = 128
-    while (made := plan(queries, group, rows, split, window)).parts and len(made.works) > blocks:
+    return fitting(plan(queries, group, rows, window=window).works, blocks)
+
+
+def fitting(works: Ints, blocks: int) -> int:
+    """The same for works that are not split yet."""
+    split, first, end = 128, works[:, 4], works[:, 5]
+    while (pieces := (end - 1) // split - first // split + 1).max(initial=1) > 1 and pieces.sum() > blocks:
         split *= 2
     return split
 
