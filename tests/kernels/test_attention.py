@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS
+from octavo.kernels.cuda.emulator import Emulator
+from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS, attention_instance
 from octavo.kernels.cuda.plan import Query, plan
-from tests.kernels.bench import BOTH, DECODES, PREFILLS, WGMMAS, WIDTHS, run, wide
+from tests.kernels.bench import BOTH, DECODES, PREFILLS, WGMMAS, WIDTHS, Case, run, wide
 from tests.kernels.conftest import Maker
+from tests.kernels.conftest import made as kernels_of
 
 ORDERS = (0, 1, 2, 3, 7)
 
@@ -36,6 +38,17 @@ def test_prefill(kernels: Maker, name: str, order: int) -> None:
 @pytest.mark.parametrize("name", WGMMAS)
 def test_prefill_by_warpgroups(warpgroups: Maker, name: str, order: int) -> None:
     close(*run(warpgroups(order), WGMMAS[name], WGMMA_ROWS))
+
+
+def test_warpgroups_are_asked_where_they_can_serve() -> None:
+    """Elsewhere long chunks have mma.sync."""
+    hopper, older = kernels_of(Emulator()), kernels_of(Emulator(bulk=False))
+    plain, fp8, odd = Case(((1, 1),)), Case(((1, 1),), kv_dtype=torch.float8_e4m3fn), Case(((1, 1),), head_dim=80)
+    assert hopper.rows(plain.spec) == (DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS)
+    assert older.rows(plain.spec) == hopper.rows(fp8.spec) == hopper.rows(odd.spec) == (DECODE_ROWS, PREFILL_ROWS)
+    for case in (fp8, odd):
+        with pytest.raises(ValueError, match="needs heads of a multiple of 64 and KV as queries are"):
+            attention_instance(case.spec, WGMMA_ROWS, bulk=True, shared_limit=1 << 18)
 
 
 @pytest.mark.parametrize("kind", BOTH)
