@@ -243,15 +243,27 @@ void attend(const Attention& a, const float* q, int rows, const int* first, cons
 
 // A part that nothing is seen of has weights of sum 0 and changes no bit.
 void merge(const float* part, int padded, int rows, float* into) {
-    for (int r = 0; r < rows; r++, part += padded + LANES, into += padded + LANES) {
-        const float top = part[padded] > into[padded] ? part[padded] : into[padded];
-        const F ours = exponential(set(into[padded] - top)), theirs = exponential(set(part[padded] - top));
-        for (int i = 0; i < padded; i += LANES)
-            store(into + i, fma(load(part + i), theirs, mul(load(into + i), ours)));
-        float both[LANES];
-        store(both, fma(set(part[padded + 1]), theirs, mul(set(into[padded + 1]), ours)));
-        into[padded] = top;
-        into[padded + 1] = both[0];
+    const int stride = padded + LANES;
+    for (int from = 0; from < rows; from += LANES, part += LANES * stride, into += LANES * stride) {
+        const int n = least(LANES, rows - from);
+        float tops[2][LANES] = {}, sums[2][LANES] = {}, factors[2][LANES];  // there and added; lanes are rows
+        for (int r = 0; r < n; r++) {
+            tops[0][r] = into[r * stride + padded], sums[0][r] = into[r * stride + padded + 1];
+            tops[1][r] = part[r * stride + padded], sums[1][r] = part[r * stride + padded + 1];
+        }
+        const F top = most(load(tops[1]), load(tops[0]));
+        const F ours = exponential(sub(load(tops[0]), top)), theirs = exponential(sub(load(tops[1]), top));
+        store(tops[0], top);
+        store(sums[0], fma(load(sums[1]), theirs, mul(load(sums[0]), ours)));
+        store(factors[0], ours);
+        store(factors[1], theirs);
+        for (int r = 0; r < n; r++) {
+            float* to = into + r * stride;
+            const float* of = part + r * stride;
+            for (int i = 0; i < padded; i += LANES)
+                store(to + i, fma(load(of + i), set(factors[1][r]), mul(load(to + i), set(factors[0][r]))));
+            to[padded] = tops[0][r], to[padded + 1] = sums[0][r];
+        }
     }
 }
 

@@ -17,6 +17,9 @@ octavo::Isa with_tiles() {
     octavo::Isa isa = octavo::isa_avx512;
     isa.product = octavo::tiled_amx.product;
     isa.byte_products = octavo::tiled_amx.byte_products;
+    isa.attend = octavo::tiled_amx.attend;
+    isa.remember = octavo::tiled_amx.remember;
+    isa.tiles = true;
     return isa;
 }
 

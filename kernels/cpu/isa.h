@@ -9,7 +9,8 @@ namespace octavo {
 
 constexpr int GROUP = 32;  // columns that share a scale, of weights and of activations
 constexpr int LANES = 16;
-constexpr int MOST_SEEING = 12;  // rows that attend at a time
+constexpr int MOST_SEEING = 48;  // rows that attend at a time; what is made for vectors takes VECTOR_SEEING
+constexpr int VECTOR_SEEING = 12;
 
 constexpr int SEGMENT = 256;     // positions that attention sums up before it turns to the next ones
 
@@ -48,11 +49,18 @@ struct Sink {
     float* check;                // stays 0 as long as all are finite
 };
 
-// How a head's keys and values lie in a block, and where its parts begin.
+// How a head's keys and values lie in a block, and where its parts begin. With `pair` 2, two dimensions of a key lie side by
+// side, and two tokens' values.
 struct HeadLayout {
     int kind;  // OCT_F32, OCT_BF16 or OCT_I8
     int head_dim, padded_dim, block_size;
     size_t keys, values, value_scales, bytes;  // key scales come first
+    bool tiles;  // attention_tiles.h reads it
+    int pair;
+
+    // Which cell of the keys, of the values, is dimension `d` of a token.
+    size_t key(int slot, int d) const { return size_t((d / pair * block_size + slot) * pair + d % pair); }
+    size_t value(int slot, int d) const { return size_t((slot / pair * padded_dim + d) * pair + slot % pair); }
 };
 
 // One sequence's keys and values in one layer, and the rows that look at them through one key head.
@@ -66,8 +74,9 @@ struct Attention {
     int kv_head;
     int from, end;   // positions that any of the rows sees, in whole tiles: where reading goes on
     float cap;
-    float* scores;  // scratch, [MOST_SEEING][SEGMENT]
-    uint8_t* tile;  // scratch, one tile of keys and its scales
+    float* scores;      // scratch, of VECTOR_SEEING rows, or of a tile of them
+    uint8_t* tile;      // scratch, one tile of keys and its scales; for tile registers a segment's keys and values
+    uint16_t* queries;  // scratch, of MOST_SEEING rows
     int latent;     // see latent.h
 };
 
@@ -98,13 +107,16 @@ struct Isa {
     int32_t (*sample)(const OctDraw&, int32_t vocabulary);
     void (*likely)(OctLikely&, int32_t vocabulary);
     void (*activate)(int act, bool gated, const float* x, int n, float* out);
+    bool tiles = false;  // bf16 keys and values are laid out for tile registers, and read by them
 };
 
 // What AMX has of its own, and may be run only where the system lets this process have tile registers. The rest of that
-// level is AVX-512's, and a row's bits are.
+// level is AVX-512's, and a row's bits are, but of attention over bf16.
 struct Tiled {
     decltype(Isa::product) product;
     decltype(Isa::byte_products) byte_products;
+    decltype(Isa::attend) attend;
+    decltype(Isa::remember) remember;
 };
 
 extern const Isa isa_plain;

@@ -3,10 +3,11 @@
 
 #if defined(__AMX_INT8__) || defined(OCTAVO_PLAIN_TILES)
 #include "vec_amx.h"
+#include "attention_tiles.h"
 #include "tiled.h"
 
 const octavo::Tiled octavo::tiled_amx {
-    tiled_product, tiled_byte_products,
+    tiled_product, tiled_byte_products, attend_tiles, remember_pairs,
 };
 #else  // a compiler that does not know AMX
 const octavo::Tiled octavo::tiled_amx {};

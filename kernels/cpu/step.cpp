@@ -90,8 +90,10 @@ int up(int n) { return (n + LANES - 1) / LANES * LANES; }
 int grouped(int n) { return (n + GROUP - 1) / GROUP * GROUP; }
 
 // Per position a head takes (padded_dim + head_dim) cells, as bytes head_dim up to fours and two scales a group.
-HeadLayout layout_of(const OctShape& s) {
-    HeadLayout l{s.kv_kind, s.head_dim, up(s.head_dim), s.block_size, 0, 0, 0, 0};
+HeadLayout layout_of(const OctShape& s, const Isa& isa) {
+    HeadLayout l{s.kv_kind, s.head_dim, up(s.head_dim), s.block_size, 0, 0, 0, 0, false, 1};
+    l.tiles = isa.tiles && s.kv_kind == OCT_BF16 && !s.latent;
+    l.pair = l.tiles && s.head_dim % 2 == 0 && s.block_size % 2 == 0 ? 2 : 1;
     if (s.latent) {
         l.bytes = size_t(s.block_size) * size_t(l.padded_dim) * (s.kv_kind == OCT_BF16 ? 2 : 4);
         return l;
@@ -109,7 +111,7 @@ HeadLayout layout_of(const OctShape& s) {
 struct Scratch {
     Prepared rows;
     uint64_t holds = 0;  // the step and phase whose rows these are
-    Region row, moved, scores, queries, head, key, tile, parts;
+    Region row, moved, scores, queries, rounded, head, key, tile, parts;
     AdaptScratch adapt;
 };
 
@@ -128,6 +130,14 @@ struct Unit {
     int tile, head, segment;
 };
 
+// Rows that attend together, and what each sees.
+struct Looking {
+    Attention at;
+    int rows;
+    const float* queries;
+    int first[MOST_SEEING], seen[MOST_SEEING];
+};
+
 }  // namespace
 
 struct OctModel final : Job {
@@ -138,7 +148,7 @@ struct OctModel final : Job {
           ops(program, program + count),
           widths(buffer_widths, buffer_widths + buffers),
           angles(angle_tables, angle_tables + angle_count),
-          head_layout(layout_of(s)),
+          head_layout(layout_of(s, isa)),
           block_bytes(head_layout.bytes * size_t(s.kv_heads)),
           layer_bytes(block_bytes * size_t(s.blocks)),
           pool(layer_bytes * size_t(s.layers)),
@@ -157,11 +167,13 @@ struct OctModel final : Job {
             one.rows = Prepared(FEW, widest);
             one.row = Region(size_t(widest) * LANES * 4);
             one.moved = Region(size_t(widest) * LANES * 4);
-            one.scores = Region(size_t(SEGMENT) * MOST_SEEING * 4);
+            one.scores = Region(size_t(SEGMENT + LANES) * LANES * 4);
             one.queries = Region(size_t(MOST_SEEING) * padded * 4);
+            one.rounded = Region(size_t(MOST_SEEING) * size_t(grouped(s.head_dim)) * 2);
             one.head = Region(padded * 4);
             one.key = Region(padded * 4);
-            one.tile = Region((dims + (dims + GROUP - 1) / GROUP) * LANES * 4);
+            one.tile = Region(head_layout.tiles ? size_t(grouped(s.head_dim)) * SEGMENT * 4
+                                                : (dims + (dims + GROUP - 1) / GROUP) * LANES * 4);
             one.parts = Region(2 * size_t(MOST_SEEING) * (padded + LANES) * 4);
         }
         chunks.resize(ops.size() * 2);
@@ -215,6 +227,7 @@ private:
     void plan();
     void plan_attention();
     uint32_t attention_chunks() const;
+    int seeing() const { return head_layout.tiles ? MOST_SEEING : VECTOR_SEEING; }  // rows that attend at a time
     void copy();
     void run_all();
     void run_part(const std::vector<uint32_t>& all, size_t from, size_t to);
@@ -234,7 +247,8 @@ private:
     void turn(const OctOp& op, const float* x, const float* norm, int position, float scale, float* out, int thread) const;
     void remember(const OctOp& op, int token, int head, int thread) const;
     void attend(const OctOp& op, const Unit& unit, int thread);
-    void see(const OctOp& op, const Unit& unit, int from, int count, int segment, float* part, int thread) const;
+    Looking look(const OctOp& op, const Unit& unit, int from, int count, int thread) const;
+    void see(const Looking& look, int segment, float* part) const;
     void show(const OctOp& op, int token, int thread) const;
     void remember_latent(const OctOp& op, int token, int thread) const;
     void absorbed(const OctOp& op, int token, int head, float* out) const;
@@ -357,9 +371,9 @@ int OctModel::copy_cells(int count, const int32_t* source, const int32_t* target
         for (int i = 0; i < count; i++) {
             uint8_t *head = base + size_t(numbers[i] / size) * block_bytes, *spare = held.data() + size_t(i) * one;
             const size_t slot = size_t(numbers[i] % size);
-            for (size_t d = 0; d < dims; d++, spare += cell) move(head + l.keys + (d * size_t(size) + slot) * cell, spare, cell);
-            move(head + l.values + slot * row, spare, row);
-            spare += row;
+            for (size_t d = 0; d < dims; d++, spare += cell) move(head + l.keys + l.key(int(slot), int(d)) * cell, spare, cell);
+            for (size_t d = 0; d < size_t(l.padded_dim); d++, spare += cell)
+                move(head + l.values + l.value(int(slot), int(d)) * cell, spare, cell);
             for (size_t g = 0; g < groups; g++, spare += 4) move(head + (g * size_t(size) + slot) * 4, spare, 4);
             move(head + l.value_scales + slot * groups * 4, spare, groups * 4);
         }
@@ -400,7 +414,7 @@ uint32_t OctModel::attention_chunks() const {
 }
 
 void OctModel::plan_attention() {
-    const int most = group < MOST_SEEING ? MOST_SEEING / group : 1;
+    const int most = group < seeing() ? seeing() / group : 1;
     tiles.clear();
     alone = true;
     for (int i = 0; i < now->tokens; i++) {
@@ -768,7 +782,7 @@ void OctModel::attend(const OctOp& op, const Unit& unit, int thread) {
     const int low = (sees_from > 0 ? sees_from : 0) / SEGMENT;
     const int high = now->positions[tile.first + tile.count - 1] / SEGMENT;
     if (alone && (unit.segment < 0 || unit.segment == high)) remember(op, tile.first, unit.head, thread);
-    const int most = shape.latent ? 8 : MOST_SEEING;  // latent.h has eight rows at a time
+    const int most = shape.latent ? 8 : seeing();  // latent.h has eight rows at a time
     const int dims = shape.latent ? shape.latent : shape.head_dim;
     const auto done = [&](const float* part, int from, int n) {
         for (int r = 0; r < n; r++)
@@ -779,8 +793,9 @@ void OctModel::attend(const OctOp& op, const Unit& unit, int thread) {
         float *sum = scratch[size_t(thread)].parts.as<float>(), *part = sum + most * stride;
         for (int from = 0; from < count; from += most) {
             const int n = least(most, count - from);
+            const Looking rows = look(op, unit, from, n, thread);
             for (int segment = low; segment <= high; segment++) {
-                see(op, unit, from, n, segment, segment == low ? sum : part, thread);
+                see(rows, segment, segment == low ? sum : part);
                 if (segment > low) isa.merge(part, padded, n, sum);
             }
             done(sum, from, n);
@@ -791,8 +806,8 @@ void OctModel::attend(const OctOp& op, const Unit& unit, int thread) {
     float* base = parts.as<float>() + part_start[pair];
     if (unit.segment >= low)
         for (int from = 0; from < count; from += most)
-            see(op, unit, from, least(most, count - from), unit.segment,
-                base + size_t(unit.segment) * size + size_t(from) * size_t(stride), thread);
+            see(look(op, unit, from, least(most, count - from), thread), unit.segment,
+                base + size_t(unit.segment) * size + size_t(from) * size_t(stride));
     if (pending[pair].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     pending[pair].store(high + 1, std::memory_order_relaxed);  // for the next layer
     float* sum = base + size_t(low) * size;
@@ -800,12 +815,14 @@ void OctModel::attend(const OctOp& op, const Unit& unit, int thread) {
     done(sum, 0, count);
 }
 
-// Rows [from, from + count) of a tile look at one segment.
-void OctModel::see(const OctOp& op, const Unit& unit, int from, int count, int segment, float* part, int thread) const {
+// Rows [from, from + count) of a tile, their queries as attention wants them.
+Looking OctModel::look(const OctOp& op, const Unit& unit, int from, int count, int thread) const {
     const Scratch& own = scratch[size_t(thread)];
     const Tile tile = tiles[size_t(unit.tile)];
     const int d = shape.head_dim;
-    Attention a{};
+    Looking look{};
+    look.rows = count;
+    Attention& a = look.at;
     a.head = head_layout;
     a.pool = pool.as<uint8_t>() + size_t(op.layer) * layer_bytes;
     a.block_bytes = block_bytes;
@@ -817,9 +834,10 @@ void OctModel::see(const OctOp& op, const Unit& unit, int from, int count, int s
     a.cap = op.cap;
     a.scores = own.scores.as<float>();
     a.tile = own.tile.as<uint8_t>();
+    a.queries = own.rounded.as<uint16_t>();
     a.latent = shape.latent;
     float* queries = own.queries.as<float>();
-    int first[MOST_SEEING], seen[MOST_SEEING];
+    look.queries = queries;
     for (int r = 0; r < count; r++) {
         const int token = tile.first + (from + r) / group, position = now->positions[token];
         if (shape.latent)
@@ -827,12 +845,16 @@ void OctModel::see(const OctOp& op, const Unit& unit, int from, int count, int s
         else
             turn(op, row(op.in, token) + (unit.head * group + (from + r) % group) * d, op.q_norm, position, op.scale,
                  queries + r * d, thread);
-        first[r] = op.window && position >= op.window ? position - op.window + 1 : 0;
-        seen[r] = position + 1;
+        look.first[r] = op.window && position >= op.window ? position - op.window + 1 : 0;
+        look.seen[r] = position + 1;
     }
-    a.from = first[0] / LANES * LANES;
-    a.end = seen[count - 1];
-    (shape.latent ? isa.attend_latent : isa.attend)(a, queries, count, first, seen, segment, part);
+    a.from = look.first[0] / LANES * LANES;
+    a.end = look.seen[count - 1];
+    return look;
+}
+
+void OctModel::see(const Looking& look, int segment, float* part) const {
+    (shape.latent ? isa.attend_latent : isa.attend)(look.at, look.queries, look.rows, look.first, look.seen, segment, part);
 }
 
 // The softmax of a token's router, and the best of it; of equals the first.
@@ -951,7 +973,9 @@ OCT_API OctModel* oct_model_new(const OctShape* shape, const OctOp* ops, int32_t
     }
 }
 
-OCT_API uint64_t oct_block_bytes(const OctShape* shape) { return layout_of(*shape).bytes * uint64_t(shape->kv_heads); }
+OCT_API uint64_t oct_block_bytes(const OctShape* shape) {
+    return layout_of(*shape, isa_of(shape->isa)).bytes * uint64_t(shape->kv_heads);
+}
 
 OCT_API void oct_model_free(OctModel* model) { delete model; }
 

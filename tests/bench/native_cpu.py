@@ -35,23 +35,38 @@ from octavo.executors.loading.files import load_model, open_checkpoint
 from octavo.executors.native.library import Isa, Kind, OpKind, int32s, load
 from octavo.executors.native.program import Inputs, Native, Pool, Weights
 
-SIZE, CONTEXT, PREFILL = 16, 256, 512
+SIZE = 16
 BATCHES = (1, 8, 32)
-BLOCKS = max(BATCHES) * (CONTEXT // SIZE) + PREFILL // SIZE
 RESULTS = Path(__file__).parents[1] / "results" / "native_cpu.md"
 
 
-def spans(batch: int) -> list[tuple[list[int], int, list[int]]]:
-    """`batch` decodes at the end of CONTEXT tokens; 0 is one prefill."""
-    order = np.random.default_rng(1).permutation(BLOCKS).tolist()
-    if batch == 0:
-        return [(np.random.default_rng(2).integers(0, 49152, PREFILL).tolist(), 0, order[: PREFILL // SIZE])]
-    each = CONTEXT // SIZE
-    return [([1000 + i], CONTEXT - 1, order[i * each : (i + 1) * each]) for i in range(batch)]
+class Sizes(NamedTuple):
+    """Tokens that a decode has behind it, and those of a prefill; whole blocks."""
+
+    context: int
+    prefill: int
+
+    @property
+    def blocks(self) -> int:
+        """Of a pool for any of the steps."""
+        return max(max(BATCHES) * self.context, self.prefill) // SIZE
+
+    def name(self, batch: int) -> str:
+        """Of a step of so many decodes; 0 is one prefill."""
+        return f"decode {batch}" if batch else f"prefill {self.prefill}"
+
+    def spans(self, batch: int) -> list[tuple[list[int], int, list[int]]]:
+        """`batch` decodes at the end of their context, or one prefill."""
+        order = np.random.default_rng(1).permutation(self.blocks).tolist()
+        if batch == 0:
+            ids = np.random.default_rng(2).integers(0, 49152, self.prefill).tolist()
+            return [(ids, 0, order[: self.prefill // SIZE])]
+        each = self.context // SIZE
+        return [([1000 + i], self.context - 1, order[i * each : (i + 1) * each]) for i in range(batch)]
 
 
-def native_step(native: Native, batch: int) -> Callable[[], object]:
-    work = spans(batch)
+def native_step(native: Native, sizes: Sizes, batch: int) -> Callable[[], object]:
+    work = sizes.spans(batch)
     last = np.cumsum([len(ids) for ids, _, _ in work]) - 1
     inputs = Inputs(
         int32s([i for ids, _, _ in work for i in ids]),
@@ -64,8 +79,8 @@ def native_step(native: Native, batch: int) -> Callable[[], object]:
     return lambda: native.step(inputs)
 
 
-def torch_step(llama: Llama, pool: KvPool, batch: int) -> Callable[[], object]:
-    work = [Span(*span) for span in spans(batch)]
+def torch_step(llama: Llama, pool: KvPool, sizes: Sizes, batch: int) -> Callable[[], object]:
+    work = [Span(*span) for span in sizes.spans(batch)]
     last = np.cumsum([len(span.ids) for span in work]) - 1
 
     def run() -> object:
@@ -108,24 +123,20 @@ def operations(native: Native, tokens: int) -> float:
     return float(tokens * sum(sizes.values()) + (head or embed))
 
 
-def step_name(batch: int) -> str:
-    return f"decode {batch}" if batch else f"prefill {PREFILL}"
-
-
 def ratio(pairs_found: list[tuple[float, float]]) -> str:
     """How much longer the second one takes: median of the pairs (quartiles)."""
     low, middle, high = statistics.quantiles([b / a for a, b in pairs_found], n=4)
     return f"{middle:.2f}x ({low:.2f} to {high:.2f})"
 
 
-def alone(natives: dict[str, Native], roofs: Roofs) -> list[str]:
+def alone(natives: dict[str, Native], sizes: Sizes, roofs: Roofs) -> list[str]:
     lines = [
         "| step | mode | best ms | median ms | tokens/s (best) | of the roof (best) |",
         "|---|---|---|---|---|---|",
     ]
     for batch in (*BATCHES, 0):
         for mode, native in natives.items():
-            run = native_step(native, batch)
+            run = native_step(native, sizes, batch)
             run()
             times = [timed(run) for _ in range(40 if batch else 8)]
             best = min(times)
@@ -133,20 +144,20 @@ def alone(natives: dict[str, Native], roofs: Roofs) -> list[str]:
             if batch == 1:
                 roof = f"{native.weights.arena.size / roofs.read / best:.2f} of reading"
             elif batch == 0 and mode == "fast":
-                roof = f"{operations(native, PREFILL) / roofs.products / best:.2f} of byte products"
+                roof = f"{operations(native, sizes.prefill) / roofs.products / best:.2f} of byte products"
             lines.append(
-                f"| {step_name(batch)} | {mode} | {best * 1e3:.2f} | {statistics.median(times) * 1e3:.2f} | "
-                f"{(batch or PREFILL) / best:.0f} | {roof} |"
+                f"| {sizes.name(batch)} | {mode} | {best * 1e3:.2f} | {statistics.median(times) * 1e3:.2f} | "
+                f"{(batch or sizes.prefill) / best:.0f} | {roof} |"
             )
     return lines
 
 
-def shares(native: Native, steps: int = 20) -> list[str]:
-    """Where the time of a step goes, in fast mode."""
+def shares(native: Native, sizes: Sizes, steps: int = 20) -> list[str]:
+    """Where the time of a step goes."""
     lines = ["| step | rows made ready | products | attention | head | rest |", "|---|---|---|---|---|---|"]
     kinds = np.array(native.operations)
     for batch in (*BATCHES, 0):
-        run = native_step(native, batch)
+        run = native_step(native, sizes, batch)
         run()
         seconds = native.watch()
         for _ in range(steps if batch else 4):
@@ -154,38 +165,38 @@ def shares(native: Native, steps: int = 20) -> list[str]:
         ready, computed = seconds[kinds == OpKind.LINEAR].sum(0)
         parts = [ready, computed, *(seconds[kinds == kind].sum() for kind in (OpKind.ATTEND, OpKind.HEAD))]
         cells = " | ".join(f"{part / seconds.sum():.0%}" for part in (*parts, seconds.sum() - sum(parts)))
-        lines.append(f"| {step_name(batch)} | {cells} |")
+        lines.append(f"| {sizes.name(batch)} | {cells} |")
     return lines
 
 
-def against_torch(natives: dict[str, Native], threads: int, seconds: float) -> list[str]:
+def against_torch(natives: dict[str, Native], sizes: Sizes, threads: int, seconds: float) -> list[str]:
     torch.set_num_threads(threads)
     arithmetic = Arithmetic(Backend.PACKED, RowCounts((1, 8, 32, 256)), RowCounts((1, 8, 32)), (1, 16, 64))
     llama = Llama(load_model(locate("default")), arithmetic)
-    pool = KvPool(PoolShape(BLOCKS, SIZE, llama.spec.kv_heads, llama.spec.head_dim), llama.spec.layers)
+    pool = KvPool(PoolShape(sizes.blocks, SIZE, llama.spec.kv_heads, llama.spec.head_dim), llama.spec.layers)
     lines = ["| step | mode | native ms | torch ms | torch takes (quartiles) | pairs |", "|---|---|---|---|---|---|"]
     for batch in (*BATCHES, 0):
         for mode, native in natives.items():
-            found = pairs(native_step(native, batch), torch_step(llama, pool, batch), seconds, 7)
-            lines.append(row(batch, mode, found))
+            found = pairs(native_step(native, sizes, batch), torch_step(llama, pool, sizes, batch), seconds, 7)
+            lines.append(row(sizes.name(batch), mode, found))
     return lines
 
 
-def against_build(natives: dict[str, Native], old: dict[str, Native], seconds: float) -> list[str]:
+def against_build(natives: dict[str, Native], old: dict[str, Native], sizes: Sizes, seconds: float) -> list[str]:
     lines = ["| step | mode | this ms | other ms | the other takes (quartiles) | pairs |", "|---|---|---|---|---|---|"]
     for batch in (*BATCHES, 0):
         for mode, native in natives.items():
-            found = pairs(native_step(native, batch), native_step(old[mode], batch), seconds, 7)
-            lines.append(row(batch, mode, found))
+            found = pairs(native_step(native, sizes, batch), native_step(old[mode], sizes, batch), seconds, 7)
+            lines.append(row(sizes.name(batch), mode, found))
     return lines
 
 
-def row(batch: int, mode: str, found: list[tuple[float, float]]) -> str:
+def row(step: str, mode: str, found: list[tuple[float, float]]) -> str:
     one, other = (statistics.median(times) * 1e3 for times in zip(*found, strict=True))
-    return f"| {step_name(batch)} | {mode} | {one:.2f} | {other:.2f} | {ratio(found)} | {len(found)} |"
+    return f"| {step} | {mode} | {one:.2f} | {other:.2f} | {ratio(found)} | {len(found)} |"
 
 
-def beside(native: Native, rounds: int = 10, steps: int = 60) -> list[str]:
+def beside(native: Native, sizes: Sizes, rounds: int = 10, steps: int = 60) -> list[str]:
     """Step times with a busy process and without, in turns of `steps` steps."""
     lines = [
         "| step | p50 ms | p99 ms | beside a busy process: p50 ms | p99 ms | p99 to p99 |",
@@ -194,7 +205,7 @@ def beside(native: Native, rounds: int = 10, steps: int = 60) -> list[str]:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         for batch in (1, 8):
-            run = native_step(native, batch)
+            run = native_step(native, sizes, batch)
             idle, other = list[float](), list[float]()
             for _ in range(rounds):
                 for sign, times in ((signal.SIGSTOP, idle), (signal.SIGCONT, other)):
@@ -203,7 +214,7 @@ def beside(native: Native, rounds: int = 10, steps: int = 60) -> list[str]:
                     times.extend(timed(run) for _ in range(steps))
             (a, b), (c, d) = ((statistics.median(x), statistics.quantiles(x, n=100)[98]) for x in (idle, other))
             lines.append(
-                f"| {step_name(batch)} | {a * 1e3:.2f} | {b * 1e3:.2f} | {c * 1e3:.2f} | {d * 1e3:.2f} | {d / b:.1f} |"
+                f"| {sizes.name(batch)} | {a * 1e3:.2f} | {b * 1e3:.2f} | {c * 1e3:.2f} | {d * 1e3:.2f} | {d / b:.1f} |"
             )
     finally:
         busy.kill()
@@ -218,38 +229,45 @@ def main() -> None:
     options.add_argument("--alone", action="store_true", help="without torch: the native step only")
     options.add_argument("--against", type=Path, help="another build of the library, with the same interface")
     options.add_argument("--beside", action="store_true", help="also beside a busy process")
+    options.add_argument("--context", type=int, default=256, help="tokens behind each decode")
+    options.add_argument("--prefill", type=int, default=512, help="tokens of the prefill")
+    options.add_argument("--modes", nargs="+", choices=["fast", "exact"], default=["fast", "exact"])
     options.add_argument("--isa", choices=[isa.name for isa in Isa], default=None)
     options.add_argument("--write", action="store_true", help=f"also write {RESULTS.name}")
     given = options.parse_args()
     files = locate("default")
     assert files.path is not None
     library, checkpoint = load(), open_checkpoint(files)
+    sizes = Sizes(given.context, given.prefill)
     isa = Isa(library.oct_isa_best()) if given.isa is None else Isa[given.isa]
 
     def models(library: ctypes.CDLL) -> dict[str, Native]:
         return {
             mode: Native(
-                Weights(library, checkpoint, exact=mode == "exact"), Pool(BLOCKS, SIZE, kind), given.threads, isa
+                Weights(library, checkpoint, exact=mode == "exact"), Pool(sizes.blocks, SIZE, kind), given.threads, isa
             )
             for mode, kind in (("fast", Kind.BF16), ("exact", Kind.F32))
+            if mode in given.modes
         }
 
     natives = models(library)
-    size = natives["fast"].weights.arena.size
+    first = natives[given.modes[0]]
+    size = first.weights.arena.size
     roofs = Roofs(library.oct_read_bandwidth(given.threads, 1 << 30, 3), library.oct_byte_rate(isa, given.threads, 10))
-    work = operations(natives["fast"], PREFILL)
+    work = operations(first, sizes.prefill)
     head = (
         f"{given.threads} threads, level {isa.name}, load of the machine {os.getloadavg()[0]:.1f}; weights "
         f"{size / 1e6:.0f} MB; reads {roofs.read / 1e9:.1f} GB/s (1 GiB), {size / roofs.read * 1e3:.2f} ms for them; "
-        f"byte products {roofs.products / 1e9:.0f} G/s, {work / roofs.products * 1e3:.0f} ms for those of prefill."
+        f"byte products {roofs.products / 1e9:.0f} G/s, {work / roofs.products * 1e3:.0f} ms for those of prefill; "
+        f"decodes have {sizes.context} tokens behind them."
     )
-    parts = [[head], alone(natives, roofs), shares(natives["fast"])]
+    parts = [[head], alone(natives, sizes, roofs), shares(first, sizes)]
     if given.against:
-        parts.append(against_build(natives, models(load(given.against)), given.seconds))
+        parts.append(against_build(natives, models(load(given.against)), sizes, given.seconds))
     if given.beside:
-        parts.append(beside(natives["fast"]))
+        parts.append(beside(first, sizes))
     if not given.alone:
-        parts.append(against_torch(natives, given.threads, given.seconds))
+        parts.append(against_torch(natives, sizes, given.threads, given.seconds))
     text = "\n\n".join("\n".join(lines) for lines in parts)
     print(text)
     if given.write:

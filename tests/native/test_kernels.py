@@ -320,6 +320,43 @@ def test_attention_that_is_not_llamas(isa: Isa, kind: Kind) -> None:
     assert np.array_equal(found[0][480:], found[2])
 
 
+@pytest.mark.parametrize("heads", [(9, 3, 64), (16, 1, 32), (50, 1, 16), (4, 2, 128), (2, 1, 90)])
+def test_bf16_is_near_and_has_the_same_bits_in_any_company(isa: Isa, heads: tuple[int, int, int]) -> None:
+    """Decoded, in chunks, beside others, over more than one segment, in blocks of any size; within a bound of fp32."""
+    width, length = (heads[0] + 2 * heads[1]) * heads[2], 331
+    draw = np.random.default_rng(heads[2])
+    rows, others = (draw.normal(size=(length, width)).astype(np.float32) for _ in range(2))
+    found: list[Floats] = []
+    for block_size, chunk, threads in ((16, length, 1), (32, 1, 2), (6, 50, 1), (5, 45, 2)):
+        attention = Attention(isa, *heads, block_size, Kind.BF16, context=336, threads=threads)
+        order = np.random.default_rng(block_size).permutation(attention.blocks).tolist()
+        mine, theirs = order[: len(order) // 2], order[len(order) // 2 :]
+        start = 245 if chunk == 1 else 0
+        if start:
+            attention.run([(rows[:start], 0, mine)])
+        out = [
+            attention.run([(others[at : at + chunk], at, theirs), (rows[at : at + chunk], at, mine)])[-chunk:]
+            for at in range(start, length - chunk + 1, chunk)
+        ]
+        found.append(np.concatenate(out))
+        assert np.array_equal(found[-1], found[0][start : start + len(found[-1])]), block_size
+        error = np.abs(found[-1] - attention.expected(rows)[start : start + len(found[-1])]).max()
+        attention.close()
+        assert 1e-5 < error < 0.03
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.I8], ids=lambda kind: kind.name)
+def test_what_a_block_held_before_is_not_seen(isa: Isa, kind: Kind) -> None:
+    """Also where it was no number, and where a tile of positions ends in the middle of the block."""
+    rows = np.random.default_rng(3).normal(size=(40, (6 + 2 * 2) * 64)).astype(np.float32)
+    attention = Attention(isa, 6, 2, 64, 16, kind)
+    fresh = attention.run([(rows[:21], 0, [0, 1])])
+    attention.run([(np.full_like(rows[:32], np.nan), 0, [2, 3])])
+    assert np.array_equal(attention.run([(rows[:21], 0, [2, 3])]), fresh)
+    assert np.isnan(attention.run([(np.full_like(rows[:1], np.nan), 21, [2, 3])])).all()
+    attention.close()
+
+
 def test_a_long_stream_has_the_same_bits_split_over_threads() -> None:
     rows = np.random.default_rng(1).normal(size=(1500, 3 * 32)).astype(np.float32)
     found = []

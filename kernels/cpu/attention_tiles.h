@@ -1,0 +1,271 @@
+// Attention over bf16 keys and values on tile registers.
+//
+// Sixteen rows look at sixteen positions at a time: scores = Q Kᵀ, sums = W V, queries and weights rounded to bf16, sums in
+// fp32. A product wants what it sums over in pairs, so keys are kept two dimensions side by side and values two tokens
+// (`HeadLayout::pair`):
+//
+//     K [head_dim / 2][block_size][2] │ V [block_size / 2][padded_dim][2]
+//
+// A tile of a block is read as it lies. One that is a branch of a tree, or of blocks that are no whole tiles, is put
+// together first, as are values that end before their tile does: what lies there may be no number. A row of a product
+// depends on its own row of queries or weights alone, and what it does not see has weight 0: it has the same bits when it is
+// decoded, alone, and in any company.
+#pragma once
+#include "attention.h"
+#include "vec_amx.h"
+
+namespace {
+
+constexpr int PITCH = SEGMENT + LANES;  // floats from one row of scores to the next, which must not share cache sets
+
+// Tile registers. Scores and sums: up to four side by side.
+enum { SUMS = 0, MORE_QUERIES = 3, QUERIES = 4, WEIGHTS = 5, KEYS = 6, VALUES = 7 };
+
+// Where a tile's pairs begin, and how many bytes its rows are apart.
+struct Pairs {
+    const uint16_t* cells;
+    size_t step;
+};
+
+// Whether the positions of [at, at + 16) that are before `end` lie side by side, in order.
+inline bool in_order(const Attention& a, int at, int end) {
+    return a.head.pair == 2 && a.head.block_size % LANES == 0 && least(at + LANES, end) <= a.trunk;
+}
+
+// Keys of positions [at, at + 16), those from `end` on of no account; dimensions beyond the head's, to `padded`, are 0.
+// `tile` has room for what must be put together.
+inline Pairs keys_of(const Attention& a, int at, int end, int padded, uint16_t* tile) {
+    const HeadLayout& l = a.head;
+    if (in_order(a, at, end)) {
+        const uint16_t* keys = (const uint16_t*)(head_at(a, at) + l.keys) + at % l.block_size * 2;
+        if (padded == l.head_dim) return {keys, size_t(l.block_size) * 4};
+        for (int d = 0; d < padded; d += 2)
+            store((float*)(tile + d * LANES), d < l.head_dim ? load((const float*)(keys + d * l.block_size)) : zero());
+        return {tile, LANES * 4};
+    }
+    memset(tile, 0, size_t(padded) * LANES * 2);
+    for (int i = 0; i < least(LANES, end - at); i++) {
+        const int cell = cell_of(a, at + i);
+        const uint16_t* keys = (const uint16_t*)(head_at(a, cell) + l.keys);
+        for (int d = 0; d < l.head_dim; d++) tile[(d / 2 * LANES + i) * 2 + d % 2] = keys[l.key(cell % l.block_size, d)];
+    }
+    return {tile, LANES * 4};
+}
+
+// Values of positions [at, at + 16), zeros from `end` on.
+inline Pairs values_of(const Attention& a, int at, int end, uint16_t* tile) {
+    const HeadLayout& l = a.head;
+    const size_t row = size_t(l.padded_dim) * 2;
+    if (in_order(a, at, end)) {
+        const uint16_t* values = (const uint16_t*)(head_at(a, at) + l.values) + size_t(at % l.block_size / 2) * row;
+        if (at + LANES <= end) return {values, row * 2};
+        for (int t = 0; t < LANES; t += 2) {
+            const uint32_t kept = at + t + 1 < end ? 0xffffffffu : at + t < end ? 0xffffu : 0;
+            for (int d = 0; d < l.padded_dim; d += LANES) {
+                const size_t i = size_t(t / 2) * row + size_t(2 * d);
+                _mm512_storeu_si512(tile + i, _mm512_and_si512(_mm512_loadu_si512(values + i), _mm512_set1_epi32(int(kept))));
+            }
+        }
+        return {tile, row * 2};
+    }
+    memset(tile, 0, row * LANES);
+    for (int i = 0; i < least(LANES, end - at); i++) {
+        const int cell = cell_of(a, at + i);
+        const uint16_t* values = (const uint16_t*)(head_at(a, cell) + l.values);
+        for (int d = 0; d < l.head_dim; d++)
+            tile[size_t(i / 2) * row + size_t(2 * d + i % 2)] = values[l.value(cell % l.block_size, d)];
+    }
+    return {tile, row * 2};
+}
+
+// 2^t, within 8e-5, of which bf16 keeps none; a NaN stays one.
+inline F power(F t) {
+    const F f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF);
+    F p = fma(f, set(7.8024334e-02f), set(2.2606776e-01f));
+    p = fma(p, f, set(6.9583312e-01f));
+    return _mm512_scalef_ps(fma(p, f, set(9.99925280e-01f)), t);
+}
+
+// The upper halves of what `half` rounds.
+inline void store_upper(uint16_t* p, __m512i half) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(half, 16)));
+}
+
+// Nearest, ties to even; a NaN stays one.
+inline __m512i rounded(F a) {
+    const __m512i bits = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    return _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+}
+
+// Weights of positions [first, seen) as bf16 in place of a row's scores of [from, end), zeros beside them. Gives greatest
+// score and sum.
+inline void weigh_tiles(float* scores, int from, int end, int first, int seen, float cap, float& greatest_score,
+                        float& sum_of_weights) {
+    uint16_t* weights = (uint16_t*)scores;
+    const auto each = [&](auto tile) {
+        for (int at = from; at < end; at += LANES) {
+            if (first <= at && seen >= at + LANES) {
+                tile(at - from, __mmask16(0xffff));
+                continue;
+            }
+            const uint32_t before = first - at >= LANES ? 0 : first > at ? 0xffffu << (first - at) : 0xffffu;
+            tile(at - from, __mmask16(before & (seen - at >= LANES ? 0xffffu : seen > at ? (1u << (seen - at)) - 1 : 0)));
+        }
+    };
+    F top = set(LOWEST);
+    each([&](int at, __mmask16 there) {
+        F s = load(scores + at);
+        if (cap > 0) store(scores + at, s = capped(s, cap));
+        top = _mm512_mask_max_ps(top, there, top, s);
+    });
+    greatest_score = greatest(top);
+    const F log2e = set(1.44269504f), less = set(-1.44269504f * greatest_score);
+    F total = zero();
+    each([&](int at, __mmask16 there) {
+        const F weight = _mm512_maskz_mov_ps(there, power(fma(load(scores + at), log2e, less)));
+        total = add(total, weight);
+        store_upper(weights + at, _mm512_add_epi32(_mm512_castps_si512(weight), _mm512_set1_epi32(0x8000)));
+    });
+    sum_of_weights = sum(total);
+}
+
+// The tiles of one segment, [from, end), and the lines of memory that are read one after the other: its keys, its values,
+// the keys that come next.
+struct Segment {
+    static constexpr int MOST = SEGMENT / LANES, AHEAD = 4;
+    struct Lines {
+        const void* at;
+        int count;
+        size_t step;
+    };
+    int from, end, tiles;
+    Pairs keys[MOST], values[MOST];
+    Lines lines[2 * MOST + AHEAD];
+
+    Segment(const Attention& a, int rows, const int* first, const int* seen, int segment, int padded)
+        : from(first[0]), end(seen[0]) {
+        for (int r = 1; r < rows; r++) {
+            from = least(from, first[r]);
+            end = seen[r] > end ? seen[r] : end;
+        }
+        from = from / LANES * LANES;
+        if (from < segment * SEGMENT) from = segment * SEGMENT;
+        end = least(end, (segment + 1) * SEGMENT);
+        tiles = tiles_to(end);
+        const size_t size = size_t(padded) * LANES;
+        uint16_t* room = (uint16_t*)a.tile;
+        for (int i = 0; i < tiles; i++, room += 2 * size) {
+            keys[i] = keys_of(a, from + i * LANES, end, padded, room);
+            values[i] = values_of(a, from + i * LANES, end, room + size);
+            lines[i] = {keys[i].cells, padded / 2, keys[i].step};
+            lines[tiles + i] = {values[i].cells, a.head.padded_dim / 2, 64};
+        }
+        for (int i = 0; i < AHEAD; i++) {
+            const auto* next = next_keys<OCT_BF16>(a, end + i * LANES, nullptr);
+            lines[2 * tiles + i] = {next, next ? padded / 2 : 0, size_t(a.head.block_size) * 4};
+        }
+    }
+    int tiles_to(int last) const { return last > from ? (least(last, end) - from + LANES - 1) / LANES : 0; }
+    // While tile `i` of all those is worked on, memory is asked for what comes so much later.
+    void ask(int i) const {
+        const Lines& next = lines[i + AHEAD];
+        for (int n = 0; n < next.count; n++) __builtin_prefetch((const char*)next.at + size_t(n) * next.step);
+    }
+};
+
+template <int N>
+inline void mix_one(const Pairs& values, int dim) {
+    tile_load<VALUES>(values.cells + 2 * (dim + N * LANES), values.step);
+    tile_dot_bf16<SUMS + N, WEIGHTS, VALUES>();
+}
+
+// N vectors of dimensions from `dim` on, of the first `count` tiles.
+template <int N>
+inline void mix_tiles(const Segment& s, int count, bool ask, const float* weights, int dim, int stride, float* part) {
+    tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+    for (int i = 0; i < count; i++) {
+        if (ask) s.ask(s.tiles + i);
+        tile_load<WEIGHTS>((const uint16_t*)weights + i * LANES, PITCH * 4);
+        mix_one<0>(s.values[i], dim);
+        if (N > 1) mix_one<1>(s.values[i], dim);
+        if (N > 2) mix_one<2>(s.values[i], dim);
+        if (N > 3) mix_one<3>(s.values[i], dim);
+    }
+    const size_t step = size_t(stride) * 4;
+    tile_store<0>(part + dim, step);
+    if (N > 1) tile_store<1>(part + dim + LANES, step);
+    if (N > 2) tile_store<2>(part + dim + 2 * LANES, step);
+    if (N > 3) tile_store<3>(part + dim + 3 * LANES, step);
+}
+
+// At most 16 rows; queries as bf16 of `padded` dimensions. Up to two groups of them stay in registers.
+void attend_tile(const Attention& a, const Segment& s, const uint16_t* q, int padded, int rows, const int* first,
+                 const int* seen, bool ask, float* part) {
+    const int dims = a.head.padded_dim, stride = dims + LANES;
+    int last = seen[0];
+    for (int r = 1; r < rows; r++) last = seen[r] > last ? seen[r] : last;
+    const int count = s.tiles_to(last), end = least(last, s.end);
+    const size_t pitch = size_t(padded) * 2;
+    const bool held = padded <= 2 * GROUP;
+    const auto load_keys = [&](const Pairs& keys, int d) {
+        tile_load<KEYS>((const uint8_t*)keys.cells + size_t(d / 2) * keys.step, keys.step);
+    };
+    tile_load<QUERIES>(q, pitch);
+    if (padded > GROUP) tile_load<MORE_QUERIES>(q + GROUP, pitch);
+    for (int i = 0; i < count; i++) {
+        if (ask) s.ask(i);
+        tile_zero<SUMS>();
+        load_keys(s.keys[i], 0), tile_dot_bf16<SUMS, QUERIES, KEYS>();
+        for (int d = GROUP; d < padded; d += GROUP) {
+            if (!held) tile_load<MORE_QUERIES>(q + d, pitch);
+            load_keys(s.keys[i], d), tile_dot_bf16<SUMS, MORE_QUERIES, KEYS>();
+        }
+        tile_store<SUMS>(a.scores + i * LANES, PITCH * 4);
+    }
+    for (int r = 0; r < rows; r++)
+        weigh_tiles(a.scores + r * PITCH, s.from, end, first[r], seen[r], a.cap, part[r * stride + dims],
+                    part[r * stride + dims + 1]);
+    int dim = 0;
+    for (; dim + 4 * LANES <= dims; dim += 4 * LANES) mix_tiles<4>(s, count, ask && !dim, a.scores, dim, stride, part);
+    for (; dim < dims; dim += LANES) mix_tiles<1>(s, count, ask && !dim, a.scores, dim, stride, part);
+}
+
+void attend_tiles(const Attention& a, const float* q, int rows, const int* first, const int* seen, int segment, float* part) {
+    if (!a.head.tiles) return isa_avx512.attend(a, q, rows, first, seen, segment, part);
+    const int dims = a.head.head_dim, padded = (dims + GROUP - 1) / GROUP * GROUP;
+    for (int r = 0; r < rows; r++)
+        for (int d = 0; d < padded; d += LANES) {
+            const int n = dims - d;
+            const __mmask16 there = n >= LANES ? 0xffff : n > 0 ? __mmask16((1u << n) - 1) : 0;
+            store_upper(a.queries + r * padded + d, rounded(_mm512_maskz_loadu_ps(there, q + r * dims + d)));
+        }
+    const Segment s(a, rows, first, seen, segment, padded);
+    for (int r = 0; r < rows; r += LANES) {
+        const int n = least(LANES, rows - r);
+        const TileShape floats = {n, LANES * 4}, keys = {LANES, LANES * 4}, values = {LANES / 2, LANES * 4};
+        const Tiles tiles({floats, floats, floats, floats, {n, GROUP * 2}, {n, LANES * 2}, keys, values});
+        attend_tile(a, s, a.queries + r * padded, padded, n, first + r, seen + r, r == 0,
+                    part + r * (a.head.padded_dim + LANES));
+    }
+}
+
+void remember_pairs(const float* key, const float* value, const HeadLayout& l, int at, uint8_t* head) {
+    if (l.pair != 2) return isa_avx512.remember(key, value, l, at, head);
+    uint32_t* keys = (uint32_t*)(head + l.keys) + at;
+    uint16_t* values = (uint16_t*)(head + l.values) + at / 2 * 2 * l.padded_dim;
+    for (int d = 0; d < l.head_dim; d += LANES) {
+        const int n = least(LANES, l.head_dim - d);
+        const __mmask16 there = __mmask16((1u << n) - 1);
+        alignas(32) uint16_t halves[LANES];
+        store_upper(halves, rounded(_mm512_maskz_loadu_ps(there, key + d)));
+        for (int i = 0; i < n / 2; i++) memcpy(keys + (d / 2 + i) * l.block_size, halves + 2 * i, 4);
+        // The token's half of every pair: its neighbour's may be being written.
+        const __m512i bits = rounded(_mm512_maskz_loadu_ps(there, value + d));
+        const __mmask32 pairs = n == LANES ? 0xffffffffu : (1u << 2 * n) - 1;
+        if (at % 2) _mm512_mask_storeu_epi16(values + 2 * d, pairs & 0xaaaaaaaau, bits);
+        else _mm512_mask_storeu_epi16(values + 2 * d, pairs & 0x55555555u, _mm512_srli_epi32(bits, 16));
+    }
+}
+
+}  // namespace
