@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.messages import Sampling
-from octavo.executors.philox import Purpose, philox4x32, uniforms
+from octavo.executors.philox import Purpose, block, philox4x32, uniforms
 from octavo.executors.sampling import Context, Logits, best, keep, logprob, penalise, sample
 
 ONES = 0xFFFFFFFF
@@ -47,12 +47,15 @@ def test_philox_gives_the_published_numbers(
     counter: tuple[int, int, int, int], key: tuple[int, int], expected: tuple[int, ...]
 ) -> None:
     assert tuple(philox4x32(counter, key[0] | key[1] << 32)[0].tolist()) == expected
+    assert block(counter, key[0] | key[1] << 32) == expected
 
 
 def test_an_id_keeps_its_number_whatever_ids_are_asked_for() -> None:
     everything = uniforms(np.arange(1001), 5, 1, 77, Purpose.SAMPLE)
-    some = np.array([0, 3, 4, 500, 997, 1000])
+    some = np.array([0, 3, 4, 5, 20, 77, 300, 301, 500, 997, 999, 1000])
     assert np.array_equal(uniforms(some, 5, 1, 77, Purpose.SAMPLE), everything[some])
+    for n in range(len(some)):  # a few are worked out otherwise
+        assert np.array_equal(uniforms(some[:n], 5, 1, 77, Purpose.SAMPLE), everything[some[:n]])
     assert ((everything > 0) & (everything < 1)).all()
     for other in ((6, 1, 77), (5, 2, 77), (5, 1, 78)):
         assert not np.isin(uniforms(np.arange(1001), *other, Purpose.SAMPLE), everything).any()
