@@ -669,7 +669,8 @@ class StepResult(Message):
     `n_new` tokens (in `tokens`, row after row) were sampled for (slot, open_id), whose KV now holds `kv_len`
     tokens. `logprobs`, when any row asked for them, has an entry per token. `prompts` has an entry per chunk of a
     sequence that asked for its prompt's. `drafted`, empty when nobody drafted, are the guesses verified for each row:
-    all but the last of its new tokens were guessed right."""
+    all but the last of its new tokens were guessed right. `depth` are the places that they were for, fewer in trees;
+    empty where all are chains."""
 
     step: int
     slot: Col
@@ -683,6 +684,7 @@ class StepResult(Message):
     logprobs: list[TokenLogprob | None] | None = None
     prompts: list[ChunkLogprobs] = []
     drafted: Col = EMPTY
+    depth: Col = EMPTY
 
 
 # ── what the shell tells a core about the world ──────────────────────────────────────────────────

@@ -27,6 +27,8 @@ class Outcome(NamedTuple):
     """Of the prompt's tokens after the run's first one, if they were asked for."""
     drafted: int = 0
     """Guesses that were verified: all of `tokens` but the last were among them."""
+    depth: int = 0
+    """Places that they were for: `drafted` of a chain, fewer of a tree."""
 
 
 class Settlement:
@@ -86,6 +88,7 @@ class Settlement:
                 if outcome.prompt is not None
             ],
             drafted=col(drafted) if any(drafted := [outcome.drafted for _, outcome in done]) else EMPTY,
+            depth=col(depth) if (depth := [outcome.depth for _, outcome in done]) != drafted else EMPTY,
         )
 
     def _refusal(self, run: Run) -> str | None:

@@ -182,6 +182,9 @@ class Observed:
     """From when it was queued to its first token."""
     total_ns: Times
     """From when it was queued to its end."""
+    # Again of steps; shape [steps].
+    depth: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """Places that guesses were for: `drafted` where they are chains, fewer in trees."""
 
 
 # ── intents ──────────────────────────────────────────────────────────────────────────────────────

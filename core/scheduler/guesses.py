@@ -1,7 +1,7 @@
 """What became of drafts: how many guesses were verified, and how many of them were right, by place in their draft.
 
-A guess is *judged* if all before it were right. The kernel's own rules never look at this: it is for policies, metrics
-and traces.
+A guess is *judged* if all before it were right; several for one place of a tree are judged as one. The kernel's own
+rules never look at this: it is for policies, metrics and traces.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Guesses:
         """Another sequence takes it."""
         self.judged[slot] = self.right[slot] = 0
 
-    def take(self, slots: Col, current: Mask, drafted: Col, right: Col) -> None:
-        """Of a step's rows that drafted: the slots that they were of and whether they still are, guesses verified, and
-        guesses that were right."""
-        judged = np.minimum(right + 1, drafted)
+    def take(self, slots: Col, current: Mask, drafted: Col, depth: Col, right: Col) -> None:
+        """Of a step's rows that drafted: the slots that they were of and whether they still are, guesses verified,
+        places that those were for, and guesses that were right."""
+        judged = np.minimum(right + 1, depth)
         self.drafted += int(drafted.sum())
         self.accepted += int(right.sum())
         for counts, reached in ((self.judged_at, judged), (self.right_at, right)):

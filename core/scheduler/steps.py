@@ -141,6 +141,7 @@ class Steps:
         """Count what became of the step's drafts; guesses verified and right."""
         rows = result.drafted > 0
         slots, drafted, right = result.slot[rows], result.drafted[rows], result.n_new[rows] - 1
+        depth = result.depth[rows] if len(result.depth) else drafted
         for open_id, n, good in zip(result.open_id[rows].tolist(), drafted.tolist(), right.tolist(), strict=True):
             sequence = sequences[open_id]
             sequence.drafted += n
@@ -148,7 +149,7 @@ class Steps:
             if sequence.state is not State.DONE:
                 told.guessed(sequence, n, good)
         current = self._slots.open_id[slots] == result.open_id[rows]
-        self._slots.guesses.take(slots, current, drafted, right)
+        self._slots.guesses.take(slots, current, drafted, depth, right)
         return int(drafted.sum()), int(right.sum())
 
     def _take_prompt(self, sequence: Sequence, chunk: ChunkLogprobs, rows: Rows) -> None:

@@ -15,7 +15,7 @@ from octavo.core.messages import TokenLogprob
 from octavo.executors.cpu.forward import Forward
 from octavo.executors.cpu.llama import KvPool
 from octavo.executors.drafting.drafting import Drafting
-from octavo.executors.drafting.tree import path
+from octavo.executors.drafting.tree import depth, path
 from octavo.executors.drafting.verification import verify
 from octavo.executors.frame import Asked, not_finite
 from octavo.executors.grammars import Matchers
@@ -91,7 +91,7 @@ class CpuPasses:
         wanted = resident.sampling.logprobs
         said = zip((-1, *path(draft, new)), new, strict=True)  # each token by the row of the guess before it
         entries = [logprob(rows[node + 1], token, wanted) if wanted >= 0 else None for node, token in said]
-        return Outcome(None, tuple(new), tuple(entries), drafted=len(draft.tokens))
+        return Outcome(None, tuple(new), tuple(entries), drafted=len(draft.tokens), depth=depth(draft))
 
 
 def _finite_rows(x: Tensor) -> list[bool]:

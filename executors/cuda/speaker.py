@@ -17,7 +17,7 @@ from octavo.core.grammar import GrammarError
 from octavo.core.messages import Sampling
 from octavo.executors.cuda.drawing import Drawer, Row
 from octavo.executors.cuda.mirror import mirrored, picked
-from octavo.executors.drafting.tree import ancestors, path
+from octavo.executors.drafting.tree import ancestors, depth, path
 from octavo.executors.drafting.verification import Rule, verify
 from octavo.executors.frame import Asked, not_finite
 from octavo.executors.grammars import Matchers
@@ -194,4 +194,4 @@ def _outcome(one: Asked, tokens: list[int]) -> Outcome:
     sound = [token for token in tokens if token >= 0]
     if not sound:
         return Outcome(not_finite(one.run.end - 1))
-    return Outcome(None, tuple(sound), (None,) * len(sound), drafted=len(one.draft.tokens))
+    return Outcome(None, tuple(sound), (None,) * len(sound), drafted=len(one.draft.tokens), depth=depth(one.draft))

@@ -43,6 +43,16 @@ def children(draft: Draft, node: int) -> list[int]:
     return [i for i, parent in enumerate(draft.parents) if parent == node]
 
 
+def depth(draft: Draft) -> int:
+    """How many places there are guesses for."""
+    if draft.parents is None:
+        return len(draft.tokens)
+    levels = [0]  # of node i at i + 1
+    for parent in draft.parents:
+        levels.append(levels[parent + 1] + 1)
+    return max(levels)
+
+
 def child(draft: Draft, node: int, token: int) -> int | None:
     """The first child of a node that guesses this token."""
     return next((i for i in children(draft, node) if draft.tokens[i] == token), None)

@@ -23,7 +23,7 @@ from octavo.core.models.locate import locate
 from octavo.executors.adapters import Adapters
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
-from octavo.executors.drafting.tree import kept, path
+from octavo.executors.drafting.tree import depth, kept, path
 from octavo.executors.drafting.verification import verify, walk
 from octavo.executors.facts import check_memory, kept_as, model_facts
 from octavo.executors.grammars import Matchers, grammars_of
@@ -210,9 +210,9 @@ class NativeExecutor:
                 said: tuple[TokenLogprob | None, ...] = tuple(next(entries) for _ in tokens)
             else:
                 said = (None,) * len(tokens)
-            drafted = len(one.draft.tokens) if one.run.samples else 0
+            drafted, deep = (len(one.draft.tokens), depth(one.draft)) if one.run.samples else (0, 0)
             failure = failures.get(i)
-            outcomes.append(Outcome(failure) if failure else Outcome(None, tuple(tokens), said, prompt, drafted))
+            outcomes.append(Outcome(failure) if failure else Outcome(None, tuple(tokens), said, prompt, drafted, deep))
         return outcomes
 
     def _at_once(self, one: _Heard) -> bool:
@@ -237,7 +237,7 @@ def _greedy(run: Run, draft: Draft, best: list[int]) -> Outcome:
     if not run.samples:
         return Outcome()
     new = walk(len(best), draft, lambda row, _: best[row])
-    return Outcome(None, tuple(new), (None,) * len(new), drafted=len(draft.tokens))
+    return Outcome(None, tuple(new), (None,) * len(new), drafted=len(draft.tokens), depth=depth(draft))
 
 
 def _of_prompt(one: _Heard) -> list[Reported]:

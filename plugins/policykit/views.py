@@ -169,6 +169,7 @@ def _observed(
         preemptions=_ints([0] * len(ends)),
         ttft_ns=_times([SECOND] * len(ends)),
         total_ns=_times([2 * SECOND] * len(ends)),
+        depth=_ints([-(-n // 2) for n in drafted]),
     )
 
 

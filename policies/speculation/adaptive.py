@@ -14,6 +14,9 @@ _WEIGHT = 2
 """How many guesses of its own outweigh what is hoped for a sequence."""
 _LEARNT = 1 / 16
 """How much each judged guess changes what is hoped for new sequences."""
+_DEEPER = 1 / 8
+"""How much each look at drafts changes what is known of their shape."""
+_ROUNDING = 1e-6
 _GAIN = 1.03
 """Guesses must make a step's tokens so much cheaper: less is lost again in finding them."""
 _WRONG = 8
@@ -23,11 +26,12 @@ _LONGEST = 3
 
 
 class Adaptive:
-    """Guesses of a sequence are right with probability a each, by its own latest ones and at first by those of others;
-    so k of them yield (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al., ICML 2023). What a step of t tokens takes is
-    learnt from the steps seen, see `Costs`. The gains a^k of all sequences' k-th guesses, best first, are taken as far
-    as tokens per time are most, and only if that is 3 % more than without guesses; what a step without any takes is
-    seen anew every 32 steps, by making one.
+    """Guesses of a sequence are right with probability a for each place, by its own latest ones and at first by those
+    of others; so k of them yield (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al., ICML 2023). Where they are trees, k
+    guesses are for d k places, and d is learnt: each then gains d as much, and costs a token as any other. What a step
+    of t tokens takes is learnt from the steps seen, see `Costs`. The gains of all sequences' guesses, best first, are
+    taken as far as tokens per time are most, and only if that is 3 % more than without guesses; what a step without any
+    takes is seen anew every 32 steps, by making one.
 
     A sequence whose guesses do not pay gets none, but for one now and then: first after `probe_steps`, then after
     longer and longer as that one is wrong too (up to 8 times as long). So it is off after 5 steps of wrong guesses
@@ -37,7 +41,7 @@ class Adaptive:
     """
 
     class Options(PolicyOptions, frozen=True):
-        most: Annotated[int, msgspec.Meta(ge=0, le=64)] = 8
+        most: Annotated[int, msgspec.Meta(ge=0, le=64)] = 16
         token_cost: Annotated[float, msgspec.Meta(ge=0)] = 0.1
         """Time of a further token as a part of a step's, until steps were measured."""
         probe_steps: Annotated[int, msgspec.Meta(ge=1)] = 64
@@ -47,7 +51,9 @@ class Adaptive:
         self._options = options
         self._costs = Costs(options.token_cost)
         self._hope = _FIRST_HOPE
-        self._places = np.arange(1, options.most + 1)
+        self._deep = 1.0
+        """Places that a guess is for: 1 in chains, less where a tree has several for the same one."""
+        self._numbers = np.arange(1, options.most + 1)
 
     def draft_lengths(self, step: Step, running: Running) -> Ints:
         most = self._options.most
@@ -71,21 +77,23 @@ class Adaptive:
         surest = float(right[room > 0].max())
         if float(((tokens + surest * np.arange(len(paid))) / paid).max()) < _GAIN:
             return np.zeros(len(room), dtype=np.int32)
-        gains: Floats = right[:, None] ** self._places
-        gains[self._places > room[:, None]] = 0.0
+        gains: Floats = self._deep * right[:, None] ** np.ceil(self._numbers * self._deep - _ROUNDING)
+        gains[self._numbers > room[:, None]] = 0.0
         order = np.argsort(-gains, axis=None, kind="stable")
         rates = (tokens + np.concatenate([[0.0], np.cumsum(gains.ravel()[order])])) / paid
         best = int(np.argmax(rates))
         if rates[best] < _GAIN or not self._costs.fresh(tokens):
             best = 0
         taken = order[:best]
-        return np.bincount(taken // len(self._places), minlength=len(room)).astype(np.int32)
+        return np.bincount(taken // len(self._numbers), minlength=len(room)).astype(np.int32)
 
     def observe(self, observed: Observed) -> None:
         drafted, accepted = int(observed.drafted.sum()), int(observed.accepted.sum())
         if drafted:
+            depth = int(observed.depth.sum()) or drafted
+            self._deep += (depth / drafted - self._deep) * _DEEPER
             # What comes after a wrong guess was not judged: of a draft with j right ones, j + 1 were.
-            judged = min(drafted, accepted + int(observed.decodes[observed.drafted > 0].sum()))
+            judged = min(depth, accepted + int(observed.decodes[observed.drafted > 0].sum()))
             self._hope += (accepted / max(1, judged) - self._hope) * (1 - (1 - _LEARNT) ** judged)
         for prefill, decodes, more, took in zip(
             observed.prefill_tokens.tolist(), observed.decodes.tolist(), observed.drafted.tolist(),

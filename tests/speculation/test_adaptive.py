@@ -62,13 +62,13 @@ def test_guesses_that_are_right_go_on_and_save_steps(tiny: CpuMaker) -> None:
     assert replica.accepted > 0.7 * replica.drafted
 
 
-def took(tokens: list[int], times_ns: list[int], *, right: int = 1) -> Observed:
-    """Steps of one sequence with these tokens; all its guesses are right, or none."""
+def took(tokens: list[int], times_ns: list[int], *, right: int = 1, wide: int = 1) -> Observed:
+    """Steps of one sequence with these tokens; all its guesses are right, or none. `wide` of them are for one place."""
     ints, none, times = np.ones(len(tokens), dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
     drafted = np.asarray(tokens, dtype=np.int32) - 1
     return Observed(
         1, np.asarray(times_ns, dtype=np.int64), ints * 0, ints, drafted, drafted * right, times, times, none, none,
-        none, none, times, times,
+        none, none, times, times, -(-drafted // wide),
     )  # fmt: skip
 
 
@@ -91,6 +91,29 @@ def test_the_measured_cost_of_a_token_decides() -> None:
         policy.observe(observed([1, 4, 9, 2, 7] * 4, cost))
         lengths[cost] = int(policy.draft_lengths(step, running)[0])
     assert lengths[1] >= 4 > 0 == lengths[5000]
+
+
+def test_guesses_of_a_tree_cost_a_token_each_and_gain_a_place_together() -> None:
+    """Three guesses a place, right twice in three: worth it where tokens are cheap, and no deeper than they pay; a
+    chain that is right as often goes on where the tree has long stopped."""
+    step, running = replace(scene("", 0, 0).step, step=1), scene("", 0, 1).running
+    running = replace(
+        running, decoding=np.ones(1, dtype=np.bool_), output_left=np.full(1, 90, dtype=np.int32),
+        judged=np.full(1, 60, dtype=np.int32), right=np.full(1, 40, dtype=np.int32),
+    )  # fmt: skip
+    lengths = {}
+    for wide in (1, 3):
+        for cost in (0.02, 0.12, 0.3):
+            policy = load_policy("speculation", "adaptive", {})
+            sizes = [1, 4, 13, 7, 10] * 8
+            policy.observe(took(sizes, [int(1e6 * (1 + cost * (t - 1))) for t in sizes], wide=wide))
+            for _ in range(30):
+                policy.observe(took([7], [int(1e6 * (1 + cost * 6))], right=0, wide=wide))
+            policy.observe(took([1], [int(1e6)]))
+            lengths[wide, cost] = int(policy.draft_lengths(step, running)[0])
+    assert lengths[3, 0.02] % 3 == 0  # a place of a tree is guessed for as a whole
+    assert lengths[3, 0.02] > lengths[3, 0.12] >= 3
+    assert lengths[1, 0.3] > 0 == lengths[3, 0.3]
 
 
 def test_costs_are_learnt_under_any_load() -> None:

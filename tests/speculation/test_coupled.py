@@ -156,6 +156,22 @@ def test_what_is_swapped_out_meanwhile_comes_back_as_it_was(tiny: AnyMaker) -> N
     assert sum(event.swapped_in for event in swapping.events if isinstance(event, StepBound)) > 9
 
 
+def test_places_of_a_tree_are_told_beside_its_guesses(
+    tiny: AnyMaker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path]
+) -> None:
+    """So a policy can tell what guesses cost from what their depth gains; nothing more of chains."""
+    for drafter in ("medusa tree", "medusa"):
+        options = options_of(drafter, workload(SHORT), plain[SHORT].said, paths)
+        replica = same(tiny("medusa", **options), SHORT, 6, plain[SHORT], slots=5)
+        told = [result for result in replica.results if len(result.depth)]
+        assert bool(told) == (drafter == "medusa tree")
+        for result in told:
+            rows = result.drafted > 0
+            assert (result.depth[rows] >= 1).all()
+            assert (result.depth <= result.drafted).all()
+            assert (result.depth[rows] >= result.n_new[rows] - 1).all()
+
+
 @pytest.mark.parametrize("drafter", [Oracle, Bush, "suffix"])
 def test_long_answers_are_those_without_guesses(
     tiny: AnyMaker, plain: dict[tuple[int, ...], Replica], paths: dict[str, Path], drafter: str | type[Drafter]
