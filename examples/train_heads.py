@@ -298,17 +298,15 @@ def measure(model: str, kind: str, folder: Path, shape: Shape) -> Measured:
     asked = [task.format(topic) for topic in UNSEEN for task in TASKS]
     with octavo.LLM(model, **settings) as llm:
         prompts = [llm.tokenize([{"role": "user", "content": text}]) for text in asked]
-        llm.generate(prompts, temperature=shape.temperature, seed=3, max_tokens=40)
+        outputs = llm.generate(prompts, temperature=shape.temperature, seed=3, max_tokens=40)
+        told = sum(output.choices[0].usage.drafted for output in outputs)
         info = read(llm.run_dir)
         assert info is not None
         stats: dict[str, int] = {}
-        for _ in range(20):  # they come with heartbeats: until they stand still
+        while not stats or stats["drafted"] < told:  # by place they come with heartbeats
+            time.sleep(HEARTBEAT_S / 4)
             status = ask(info)
-            now = next((dict(a.stats) for a in status.actors if a.role == "scheduler"), {}) if status else {}
-            if now and now == stats:
-                break
-            stats = now
-            time.sleep(3 * HEARTBEAT_S)
+            stats = next((dict(a.stats) for a in status.actors if a.role == "scheduler"), {}) if status else {}
     places = range(1, 5)
     return Measured(
         [stats[f"judged_{i}"] for i in places], [stats[f"accepted_{i}"] for i in places],

@@ -6,16 +6,13 @@ ones must have the same distribution, place by place, which a two-sample test lo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from octavo.core.client.llm import LLM
-from octavo.core.control_link import HEARTBEAT_S
-from octavo.core.rundir import read
-from octavo.core.supervisor.status import ask
+from octavo.core.messages import Usage
 from octavo.plugins.speculation.homogeneity import homogeneity
 
 PROMPTS = (
@@ -103,32 +100,20 @@ def _answers(
 ) -> tuple[dict[str, list[list[int]]], list[list[int]], tuple[int, int]]:
     """Ids of each prompt's answer in each mode; tokens by place of `draws` short answers; guesses verified and
     right."""
+    answers: dict[str, list[list[int]]] = {}
+    usages: list[Usage] = []
     with LLM(model, **settings) as llm:
-        answers = {
-            mode: [out.choices[0].ids for out in llm.generate(list(PROMPTS), max_tokens=tokens, seed=7, **how)]
-            for mode, how in modes.items()
-        }
+        for mode, how in modes.items():
+            choices = [out.choices[0] for out in llm.generate(list(PROMPTS), max_tokens=tokens, seed=7, **how)]
+            answers[mode] = [choice.ids for choice in choices]
+            usages += [choice.usage for choice in choices]
         places: list[list[int]] = [[] for _ in range(PLACES if draws else 0)]
         for at in range(seed, seed + draws, 8):
             for choice in llm.generate(TESTED, max_tokens=PLACES, n=8, seed=at, **SAMPLED)[0].choices:
+                usages.append(choice.usage)
                 for place, token in enumerate(choice.ids):
                     places[place].append(token)
-        return answers, places, _guesses(llm)
-
-
-def _guesses(llm: LLM) -> tuple[int, int]:
-    """Of the scheduler's counters, once they stand still: they come with its heartbeats."""
-    info = read(llm.run_dir)
-    before: tuple[int, int] | None = None
-    for _ in range(10):
-        status = None if info is None else ask(info)
-        stats = next((actor.stats for actor in status.actors if actor.role == "scheduler"), {}) if status else {}
-        now = stats.get("drafted", 0), stats.get("accepted", 0)
-        if now == before:
-            break
-        before = now
-        time.sleep(3 * HEARTBEAT_S)
-    return before or (0, 0)
+    return answers, places, (sum(one.drafted for one in usages), sum(one.accepted for one in usages))
 
 
 def _pairs(options: list[str]) -> Iterator[tuple[str, int | str]]:
