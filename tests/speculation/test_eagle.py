@@ -34,31 +34,32 @@ OWN = 60
 """Tokens that a head of the third kind knows."""
 
 
-def random_head(third: bool) -> EagleHead:
+def random_head(third: bool, spec: HeadSpec = SPEC, inner: int = INNER) -> EagleHead:
+    hidden, kv = spec.hidden, spec.kv_heads * spec.head_dim
     generator = torch.Generator().manual_seed(7)
 
     def some(*size: int, scale: float = 0.2) -> Tensor:
         return torch.randn(size, generator=generator) * scale
 
-    wide = 2 * HIDDEN if third else HIDDEN
+    wide = 2 * hidden if third else hidden
     tensors = {
-        "fc.weight": some(HIDDEN, (3 if third else 2) * HIDDEN),
-        "self_attn.q_proj.weight": some(HIDDEN, wide),
-        "self_attn.k_proj.weight": some(HIDDEN // HEADS * KV_HEADS, wide),
-        "self_attn.v_proj.weight": some(HIDDEN // HEADS * KV_HEADS, wide),
-        "self_attn.o_proj.weight": some(HIDDEN, HIDDEN),
-        "mlp.gate_proj.weight": some(INNER, HIDDEN),
-        "mlp.up_proj.weight": some(INNER, HIDDEN),
-        "mlp.down_proj.weight": some(HIDDEN, INNER),
-        "post_attention_layernorm.weight": 1 + some(HIDDEN),
+        "fc.weight": some(hidden, (3 if third else 2) * hidden),
+        "self_attn.q_proj.weight": some(spec.heads * spec.head_dim, wide),
+        "self_attn.k_proj.weight": some(kv, wide),
+        "self_attn.v_proj.weight": some(kv, wide),
+        "self_attn.o_proj.weight": some(hidden, spec.heads * spec.head_dim),
+        "mlp.gate_proj.weight": some(inner, hidden),
+        "mlp.up_proj.weight": some(inner, hidden),
+        "mlp.down_proj.weight": some(hidden, inner),
+        "post_attention_layernorm.weight": 1 + some(hidden),
     }
     if third:
         ids = torch.randperm(VOCAB, generator=generator)[:OWN].sort().values
-        tensors |= {name: 1 + some(HIDDEN) for name in ("hidden_norm.weight", "input_layernorm.weight", "norm.weight")}
-        tensors |= {"lm_head.weight": some(OWN, HIDDEN, scale=1.0), "d2t": ids - torch.arange(OWN)}
+        tensors |= {name: 1 + some(hidden) for name in ("hidden_norm.weight", "input_layernorm.weight", "norm.weight")}
+        tensors |= {"lm_head.weight": some(OWN, hidden, scale=1.0), "d2t": ids - torch.arange(OWN)}
     else:
-        tensors["fc.bias"] = some(HIDDEN)
-    return EagleHead(SPEC, tensors)
+        tensors["fc.bias"] = some(hidden)
+    return EagleHead(spec, tensors)
 
 
 class Kind(NamedTuple):
