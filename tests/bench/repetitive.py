@@ -3,7 +3,9 @@ many different ones as are asked for, each begun so that a small model goes on a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import NamedTuple
 
 _VERBS = ("increase", "deposit", "fill", "win", "extend", "raise", "load", "push", "mark", "open", "shift", "hold")
 _SIGNS = "+-*/"
@@ -48,13 +50,23 @@ _NOW = (
     "a place for concerts",
 )
 
-_LISTS = (
-    ("people", "age", "city", '"Ada", "age": 36, "city": "London"', '"Bob", "age": 41, "city": "Paris"'),
-    ("towers", "height", "city", '"Ben", "height": 96, "city": "London"', '"Eiffel", "height": 330, "city": "Paris"'),
-    ("rivers", "length", "mouth", '"Thames", "length": 346, "mouth": "Kent"', '"Po", "length": 652, "mouth": "Adria"'),
-    ("players", "points", "team", '"Ann", "points": 12, "team": "Reds"', '"Ben", "points": 9, "team": "Blues"'),
-    ("books", "pages", "writer", '"Emma", "pages": 474, "writer": "Austen"', '"Job", "pages": 129, "writer": "Roth"'),
+_TABLES = (
+    ("people", ("name", "age", "city", "team"), (
+        ("Ada", "Bob", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana"), (36, 41, 29, 52, 33, 47, 25, 38),
+        ("London", "Paris", "Rome", "Berlin", "Madrid"), ("red", "blue", "green"))),
+    ("orders", ("order", "amount", "status", "country"), (
+        ("A-17", "B-20", "C-31", "D-44", "E-58", "F-63", "G-75", "H-92"), (120, 75, 310, 42, 99, 260, 18, 150),
+        ("paid", "open", "sent", "paid", "late"), ("France", "Spain", "Italy"))),
+    ("books", ("title", "pages", "writer", "shelf"), (
+        ("Emma", "Dune", "Ulysses", "Hamlet", "Dracula", "Walden", "Heidi", "Kim"),
+        (474, 612, 730, 289, 418, 352, 240, 368), ("Austen", "Herbert", "Joyce", "Stoker", "Thoreau"),
+        ("fiction", "drama", "essays"))),
+    ("sensors", ("sensor", "value", "unit", "room"), (
+        ("temp-1", "temp-2", "hum-1", "hum-2", "co2-1", "lux-1", "lux-2", "temp-3"),
+        (21, 19, 45, 52, 610, 320, 280, 23), ("celsius", "percent", "ppm", "lux", "celsius"),
+        ("hall", "kitchen", "attic"))),
 )  # fmt: skip
+_ROWS = 8
 _ASKED = (
     "Tell me about a day at the sea.",
     "Why is the sky blue?",
@@ -70,49 +82,71 @@ _ASKED = (
 )
 
 
-def code_edit(i: int) -> str:
+class Task(NamedTuple):
+    """What is asked, and the answer that would be right: whoever asks so lets an answer have about as many tokens."""
+
+    prompt: str
+    answer: str
+
+
+def code_edit(i: int) -> Task:
+    """A class in which an attribute gets another name."""
     thing, field, name = _THINGS[i % 12], _FIELDS[i % 11], _NAMES[i % 13]
-    verbs = [_VERBS[(i + j * (1 + i // 12 % 5)) % 12] + "_it" * (i >= 60) for j in range(4)]
+    verbs = [_VERBS[(i + j * (1 + i // 12 % 5)) % 12] + "_it" * (i >= 60) for j in range(6)]
 
     def text(field: str) -> str:
         methods = "".join(
-            f"\n    def {verb}(self, amount):\n        self.{field} = self.{field} {sign} amount\n"
+            f"\n    def {verb}(self, amount):\n        self.{field} = self.{field} {_SIGNS[j % 4]} amount\n"
             f"        return self.{field}\n"
-            for verb, sign in zip(verbs, _SIGNS, strict=True)
+            for j, verb in enumerate(verbs)
         )
         return f"class {thing}{i}:\n    def __init__(self, start):\n        self.{field} = start\n{methods}"
 
     new = text(name)
-    begun = new[: new.index("return") + len(f"return self.{name}")]
-    return f"# The class before the change:\n\n{text(field)}\n\n# The same class, `{field}` is now `{name}`:\n\n{begun}"
+    at = new.index("return") + len(f"return self.{name}")
+    asked = f"# The class before the change:\n\n{text(field)}\n\n# The same class, `{field}` is now `{name}`:\n\n"
+    return Task(asked + new[:at], new[at:])
 
 
-def as_json(i: int) -> str:
-    what, one, other, first, second = _LISTS[i % 5]
-    rows = "".join(f'  {{"name": {row}, "country": "{k}"}},\n' for row, k in ((first, "UK"), (second, "France")))
-    return (
-        _turn(f"Write list {i} of {20 + i} {what} as JSON, each with name, {one}, {other} and country.") + f"[\n{rows}"
+def as_json(i: int) -> Task:
+    """A table's rows as records with the same keys."""
+    what, keys, columns = _TABLES[i % 4]
+    rows = [[column[(i // 4 + j * (1 + i // 32 % 3)) % len(column)] for column in columns] for j in range(_ROWS)]
+    table = "\n".join(",".join(map(str, row)) for row in (keys, *rows))
+    records = [f"  {json.dumps(dict(zip(keys, row, strict=True)))}" for row in rows]
+    all_, begun = "[\n" + ",\n".join(records) + "\n]\n", "[\n" + records[0] + ",\n"
+    return Task(f"List {i} of {what} as CSV:\n\n{table}\n\nThe same list as JSON:\n\n{begun}", all_[len(begun) :])
+
+
+def quote(i: int) -> Task:
+    """One of the passages that were found for a question, word by word."""
+    passages = [_passage(i), _passage(i + 17), _passage(i + 31)]
+    found = "\n\n".join(f"[{n}] {passage}" for n, passage in enumerate(passages, 1))
+    cited = i % 3
+    at = passages[cited].index(". It stood") + 4
+    return Task(
+        f"Passages:\n\n{found}\n\nPassage [{cited + 1}] word by word:\n\n{passages[cited][:at]}", passages[cited][at:]
     )
 
 
-def quote(i: int) -> str:
+def _passage(i: int) -> str:
     place, when = _PLACES[i % 11], 1700 + 7 * i % 199
-    text = (
+    return (
         f"The {place} was built in {when} by {_BUILDERS[i % 5]}. It stood at the end of a long road, and people came "
         f"from far away to see it. In {when + 40 + i % 9} it was given {_LATER[i % 6]}, which cost {3 + i} thousand "
         f"crowns. After the war it stood empty for {5 + i % 30} years. Today it is {_NOW[i // 2 % 5]}, and on Sundays "
         f"visitors may climb its {110 + 3 * i} steps and look over the whole valley down to the river and the hills."
     )
-    return f"The text:\n\n{text}\n\nThe same text, word by word:\n\n{text[: text.index('. It stood') + 4]}"
 
 
-def chat(i: int) -> str:
-    return _turn(f"{_ASKED[i % 11]}{f' (question {i})' * (i >= 11)}")
+def chat(i: int) -> Task:
+    """An answer that repeats nothing; it ends when it likes."""
+    return Task(_turn(f"{_ASKED[i % 11]}{f' (question {i})' * (i >= 11)}"), "")
 
 
 def _turn(text: str) -> str:
     return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
-WORKLOADS: dict[str, Callable[[int], str]] = {"code edit": code_edit, "JSON": as_json, "quotes": quote, "chat": chat}
-"""By name; the text of the i-th request, from -1 on."""
+WORKLOADS: dict[str, Callable[[int], Task]] = {"code edit": code_edit, "JSON": as_json, "quotes": quote, "chat": chat}
+"""By name; the i-th request, from -1 on."""
