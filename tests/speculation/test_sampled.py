@@ -91,7 +91,9 @@ def exact(model: Any) -> Reals:
 def counted(small: Small, name: str, rule: Rule, draws: int) -> tuple[Reals, Replica]:
     """How often each beginning was said."""
     drafter, options = DRAFTERS[name]
-    paths = {key: str(small.folder / value) if isinstance(value, str) else value for key, value in options.items()}
+    paths: dict[str, Any] = {
+        key: str(small.folder / value) if isinstance(value, str) else value for key, value in options.items()
+    }
     executor = small.maker(drafter, rule=rule, tokens=16384, **paths)
     width = options.get("width", 1)
     most = COUNTED - 1 if width == 1 else width
@@ -223,7 +225,6 @@ def write(file: Path, name: str, rule: Rule, found: Homogeneity, replica: Replic
         f"{found.p:.3f} |"
     )
     rows[tuple(row.split(" | ")[:2])] = row
-    order = [(f"| {each}", one) for one in RULES for each in DRAFTERS]
-    file.write_text(
-        _ABOUT + "\n".join(sorted(rows.values(), key=lambda r: order.index(tuple(r.split(" | ")[:2])))) + "\n"
-    )  # type: ignore[arg-type]
+    order: list[tuple[str, ...]] = [(f"| {each}", one) for one in RULES for each in DRAFTERS]
+    lines = [rows[key] for key in sorted(rows, key=order.index)]
+    file.write_text(_ABOUT + "\n".join(lines) + "\n", encoding="utf-8")
