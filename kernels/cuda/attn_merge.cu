@@ -4,7 +4,7 @@
 // One warp for a row. ROWS is how many packed rows a part has, `shared_rows` how many one of shared keys. Parts are
 // summed in the order of their keys, whoever computed them: a row's sum is the same bits with and without sharing.
 template <class T, int D, int ROWS>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, 8)  // without the 8, ptxas saves registers and spills
 attn_merge(const Merge* __restrict__ merges, const int* __restrict__ count, const int* __restrict__ token_of,
            const float* __restrict__ part_out, const float* __restrict__ part_lse,
            const float* __restrict__ shared_out, const float* __restrict__ shared_lse, int shared_rows,
