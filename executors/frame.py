@@ -110,7 +110,7 @@ class Frame(Generic[M]):
             return outcomes
         finite = self._passes.finite(made)
         poisoned: list[int] = []
-        for i, start in begun.starts.items():
+        for i, start in () if all(finite) and not self._settlement.failures else begun.starts.items():
             run = runs[i]
             known = finite[start : start + run.end - run.start]
             if (why := self._settlement.failure(run)) is not None:  # of a step that ended after this one had begun
@@ -125,17 +125,15 @@ class Frame(Generic[M]):
             outcomes[i] = outcome
         done = [i for i in begun.starts if outcomes[i].failure is None]
         for i in done:
-            if about := of_prompt(runs[i]):
-                rows = range(begun.starts[i], begun.starts[i] + len(about))
-                outcomes[i] = outcomes[i]._replace(prompt=self._passes.prompt(made, runs[i], rows))
-        stay = {i: kept(runs[i], drafts[i], outcomes[i].tokens) for i in done}
-        branched = [(runs[i], rows) for i, rows in stay.items() if drafts[i].parents is not None]
+            if runs[i].resident.sampling.prompt_logprobs >= 0 and (about := of_prompt(runs[i])):
+                entries = self._passes.prompt(made, runs[i], range(begun.starts[i], begun.starts[i] + len(about)))
+                outcomes[i] = outcomes[i]._replace(prompt=entries)
+        branched = [i for i in done if drafts[i].parents is not None]
         if branched:
-            self._passes.straighten(branched)
-        if self._drafting.features:
-            for i, kept_rows in stay.items():
-                states = self._passes.states(made, [begun.starts[i] + row for row in kept_rows])
-                took.append(Took(runs[i].resident, runs[i].start, *states))
+            self._passes.straighten([(runs[i], kept(runs[i], drafts[i], outcomes[i].tokens)) for i in branched])
+        for i in done if self._drafting.features else ():
+            rows = [begun.starts[i] + row for row in kept(runs[i], drafts[i], outcomes[i].tokens)]
+            took.append(Took(runs[i].resident, runs[i].start, *self._passes.states(made, rows)))
         if poisoned:
             alone = self.begin([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned))
             for i, outcome in zip(poisoned, self.end(alone, took), strict=True):

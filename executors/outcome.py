@@ -43,6 +43,11 @@ class Settlement:
     def clear(self) -> None:
         self._failed.clear()
 
+    @property
+    def failures(self) -> bool:
+        """Whether any residency has failed."""
+        return bool(self._failed)
+
     def failure(self, run: Run) -> str | None:
         """Why its residency has failed, if it has."""
         return self._failed.get(run.resident)

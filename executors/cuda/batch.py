@@ -108,16 +108,20 @@ def attention_plans(
     fill: int,
     window: int = 0,
     rows: tuple[int, ...] = (DECODE_ROWS, PREFILL_ROWS),
+    together: bool = True,
 ) -> list[Plan]:
     """What attention has to do, for each of its kernels, empty plans left out. `group` is how many query heads
     share a KV head; with a `window`, keys that no query sees are left out. `rows` are those of the kernels' works.
 
     With `fill`, contexts are cut such that about so many blocks run at once, and each query goes to the kernel with the
     fewest rows that hold all of its own. With 0, a token's numbers may depend on nothing but its sequence: one kernel
-    for all, fixed cuts. Where there is no window, sequences that begin with the same blocks attend to them together."""
+    for all, fixed cuts. With `together`, and no
+    window, sequences that begin with the same blocks attend to them as one."""
     queries = batch.queries()
     if not fill:
-        common = [] if window else groups(queries, batch.tables, batch.block_size, step=SPLIT, least=SPLIT)
+        common = (
+            [] if window or not together else groups(queries, batch.tables, batch.block_size, step=SPLIT, least=SPLIT)
+        )
         if common:
             return [cascade(queries, common, group, DECODE_ROWS, DECODE_ROWS, SPLIT)]
         return [plan(queries, group, DECODE_ROWS, SPLIT, window)]
@@ -126,7 +130,7 @@ def attention_plans(
         shares[next((n for n in rows if query.tokens * group <= n), rows[-1])].append(query)
     blocks = max(1, fill // kv_heads)
     few, plans = shares[rows[0]], []
-    if not window and (common := groups(few, batch.tables, batch.block_size, step=TILE, least=SHARED)):
+    if together and (common := groups(few, batch.tables, batch.block_size, step=TILE, least=SHARED)):
         plans.append(fitting_cascade(few, common, group, rows[0], rows[-1], blocks))
         few.clear()
     plans += [

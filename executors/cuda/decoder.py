@@ -12,19 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.executors.cuda.attention import HeadAttention
 from octavo.executors.cuda.experts import Mixture
+from octavo.executors.cuda.latent import LatentAttention, PerHead
 from octavo.executors.cuda.linear import Linear
 from octavo.executors.loading.rope import angles
 from octavo.executors.loading.spec import Model, Spec
-from octavo.kernels.cuda.instances import ACTIVATIONS, Heads
+from octavo.kernels.cuda.instances import ACTIVATIONS, DECODE_ROWS, Heads
 from octavo.kernels.cuda.launch import Kernels, Staged, Step
-from octavo.kernels.cuda.pool import PoolLayout
+from octavo.kernels.cuda.pool import LatentLayout, PoolLayout
 
+Attention: TypeAlias = HeadAttention | LatentAttention
 SAID = 1024
 """Sequences whose tokens stay on the device from a step to the next; a step in which more sample waits."""
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,11 +48,8 @@ class Norm:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
     attn_norm: Norm
-    qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    heads: Heads
-    angles: Tensor
+    attention: Attention
+    window: int
     o: Linear
     post_attn_norm: Norm | None
     mlp_norm: Norm
@@ -89,15 +90,11 @@ class Decoder:
             for table in (angles(rope, spec.head_dim, spec.context) for rope in spec.ropes)
         ]
         turns.append(torch.empty(spec.context, 0, device=device))  # the last: layers that rotate nothing
-        layout, scale = self.layout(1), spec.score_scale or spec.head_dim**-0.5
         self._layers = [
             _Layer(
                 weights.norm(f"{i}.attn_norm"),
-                weights.linear(f"{i}.qkv"),
-                weights.tensor(f"{i}.q_norm") if spec.head_norms else None,
-                weights.tensor(f"{i}.k_norm") if spec.head_norms else None,
-                Heads(spec.heads, dtype, layout, scale, spec.score_cap, effective_window(spec, i)),
-                turns[spec.rotation(i)],
+                self._attend(weights, i, turns[spec.rotation(i)]),
+                effective_window(spec, i),
                 weights.linear(f"{i}.o"),
                 weights.norm(f"{i}.post_attn_norm") if spec.post_norms else None,
                 weights.norm(f"{i}.mlp_norm"),
@@ -106,16 +103,25 @@ class Decoder:
             )
             for i in range(spec.layers)
         ]
-        self.rows = kernels.rows(self._layers[0].heads)
+        first = self._layers[0].attention
+        self.rows = kernels.rows(first.heads) if isinstance(first, HeadAttention) else (DECODE_ROWS,)
         """Packed rows of the works that attention has kernels for."""
 
     @property
     def trees(self) -> bool:
-        """Whether attention can be over trees: where windows begin, it takes cells for positions."""
-        return self.windows == [0]
+        """Whether attention can be over trees: where windows begin it takes cells for positions, and over latents it
+        knows none."""
+        return self.windows == [0] and self.spec.latent is None
 
-    def layout(self, blocks: int) -> PoolLayout:
+    @property
+    def mixed(self) -> int:
+        """Numbers that a head mixes of what the pool has."""
+        return self.spec.head_dim if self.spec.latent is None else self.spec.latent.rank
+
+    def layout(self, blocks: int) -> PoolLayout | LatentLayout:
         """Of one layer's pool. Raises `ValueError` when kernels cannot have it."""
+        if (latent := self.spec.latent) is not None:
+            return LatentLayout(blocks, self.block_size, latent.rank, latent.rotated, self._kv)
         return PoolLayout(blocks, self.block_size, self.spec.kv_heads, self.spec.head_dim, self._kv)
 
     def allocate(self, blocks: int) -> None:
@@ -127,6 +133,7 @@ class Decoder:
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy KV of single tokens from these slots to those, as if all were read before any is written."""
         layout = self.layout(len(self.pools[0]))
+        assert isinstance(layout, PoolLayout)  # of trees, which latents have none of
         for pool in self.pools:
             layout.move(pool, source, target)
 
@@ -137,7 +144,7 @@ class Decoder:
         x = self._normed(residual, self._layers[0].attn_norm)
         following = [*(layer.attn_norm for layer in self._layers[1:]), self._norm]
         for layer, pool, norm in zip(self._layers, self.pools, following, strict=True):
-            mixed = layer.o(self._attention(layer, x, step, plans[layer.heads.window], pool))
+            mixed = layer.o(layer.attention(x, step, plans[layer.window], pool))
             if self.spec.parallel:
                 x = self._added(mixed + layer.mlp(self._normed(residual, layer.mlp_norm)), residual, norm)
                 continue
@@ -156,29 +163,44 @@ class Decoder:
             x = x * self.spec.embed_scale
         return x if self._places is None else x + self._places[step.positions]
 
-    def _attention(self, layer: _Layer, x: Tensor, step: Step, plans: list[Staged], pool: Tensor) -> Tensor:
-        kernels, eps = self.kernels, self.spec.norm_eps
-        q = kernels.append_kv(
-            layer.heads,
-            step,
-            layer.qkv(x),
-            pool,
-            layer.angles,
-            query_norm=layer.query_norm,
-            key_norm=layer.key_norm,
-            eps=eps,
+    def _attend(self, weights: _Weights, i: int, angles: Tensor) -> Attention:
+        spec, kernels, eps = self.spec, self.kernels, self.spec.norm_eps
+        layout, scale = self.layout(1), spec.score_scale or spec.head_dim**-0.5
+        if isinstance(layout, PoolLayout):
+            return HeadAttention(
+                kernels,
+                Heads(spec.heads, self.dtype, layout, scale, spec.score_cap, effective_window(spec, i)),
+                weights.linear(f"{i}.qkv"),
+                angles,
+                weights.tensor(f"{i}.q_norm") if spec.head_norms else None,
+                weights.tensor(f"{i}.k_norm") if spec.head_norms else None,
+                eps,
+            )
+        assert spec.latent is not None  # as the layout says
+        low = spec.latent.query_rank > 0
+        return LatentAttention(
+            kernels,
+            layout,
+            spec.latent,
+            spec.heads,
+            scale,
+            eps,
+            weights.linear(f"{i}.q_a") if low else None,
+            weights.tensor(f"{i}.q_a_norm") if low else None,
+            weights.linear(f"{i}.q_b" if low else f"{i}.q"),
+            weights.linear(f"{i}.kv_a"),
+            weights.tensor(f"{i}.kv_norm"),
+            weights.per_head(f"{i}.{{}}.uk", spec.heads),
+            weights.per_head(f"{i}.{{}}.uv", spec.heads),
+            angles,
         )
-        mixed = torch.empty_like(q)
-        for plan in plans:
-            kernels.attention(layer.heads, step, plan, q, pool, mixed)
-        return mixed.view(len(q), -1)
 
     def _mlp(self, weights: _Weights, i: int) -> Callable[[Tensor], Tensor]:
         spec = self.spec
         activation = _PLAIN[spec.activation]
-        if spec.experts is not None:
+        if spec.experts is not None and spec.is_mixture(i):
             each = range(spec.experts.count)
-            return Mixture(
+            mixture = Mixture(
                 spec.experts,
                 weights.linear(f"{i}.router"),
                 [weights.tensor(f"{i}.{e}.gate_up.weight") for e in each],
@@ -186,6 +208,10 @@ class Decoder:
                 self._gated,
                 exact=self.exact,
             )
+            if not spec.experts.shared:
+                return mixture
+            both, back = weights.linear(f"{i}.shared.gate_up"), weights.linear(f"{i}.shared.down")
+            return lambda x: mixture(x) + back(self._gated(both(x)))
         down = weights.linear(f"{i}.down")
         if spec.gated:
             gate_up = weights.linear(f"{i}.gate_up")
@@ -229,6 +255,11 @@ class _Weights:
     def linear(self, name: str) -> Linear:
         bias = f"{name}.bias"
         return Linear(self.tensor(f"{name}.weight"), self.tensor(bias) if self.has(bias) else None, self._exact)
+
+    def per_head(self, name: str, heads: int) -> PerHead:
+        """Of matrices [out, in], one a head."""
+        stacked = torch.stack([self.tensor(f"{name.format(h)}.weight") for h in range(heads)])
+        return PerHead(stacked.transpose(1, 2).contiguous(), self._exact)
 
     def norm(self, name: str) -> Norm:
         bias = f"{name}.bias"

@@ -34,10 +34,17 @@ class Mixture:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, hidden] to [n, hidden]."""
+        experts = self._experts
         chances = self._router(x).float().softmax(dim=-1)
-        weights, chosen = chances.topk(self._experts.used, dim=-1)
-        if self._experts.normed:
+        if experts.groups:
+            best = chances.view(len(x), experts.groups, -1).amax(dim=-1)
+            looked_at = torch.zeros_like(best, dtype=torch.bool)
+            looked_at.scatter_(1, best.topk(experts.groups_used, dim=-1).indices, value=True)
+            chances = chances * looked_at.repeat_interleave(experts.count // experts.groups, dim=-1)
+        weights, chosen = chances.topk(experts.used, dim=-1)
+        if experts.normed:
             weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights = weights * experts.scale
         if self._grouped is None:
             return self._all(x, weights, chosen)
         return self._chosen(x, weights, chosen, *self._grouped)

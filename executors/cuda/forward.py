@@ -53,9 +53,15 @@ class Forward:
         step = Step(at["positions"], at["slots"], order, at["tables"], at.get("tree_mask"), at.get("tree_start"))
         plans = {
             window: [
-                decoder.kernels.stage(made, spec.kv_heads, spec.head_dim)
+                decoder.kernels.stage(made, spec.kv_heads, decoder.mixed)
                 for made in attention_plans(
-                    batch, decoder.group, spec.kv_heads, fill=self._fill, window=window, rows=decoder.rows
+                    batch,
+                    decoder.group,
+                    spec.kv_heads,
+                    fill=self._fill,
+                    window=window,
+                    rows=decoder.rows,
+                    together=spec.latent is None,
                 )
             ]
             for window in decoder.windows

@@ -75,10 +75,10 @@ class _Graph:
             turns=2,
         )
         spec = decoder.spec
-        rows = rows_of(decoder.group, fill)
+        rows = rows_of(decoder, fill)
         works = kind.works
         self._plans: dict[int, Staged] = {
-            window: decoder.kernels.room(works, works, works, rows, spec.kv_heads, spec.head_dim)
+            window: decoder.kernels.room(works, works, works, rows, spec.kv_heads, decoder.mixed)
             for window in decoder.windows
         }
         self._order = torch.arange(n, dtype=torch.int32, device=device)
@@ -122,7 +122,7 @@ class Graphs:
         if len(batch.ids) != n or n > LARGEST:
             return None
         sequences, columns = _power_of_two(n, 1), _power_of_two(batch.tables.shape[1], 16)
-        tiles = -(-self._decoder.group // rows_of(self._decoder.group, self._fill))
+        tiles = -(-self._decoder.group // rows_of(self._decoder, self._fill))
         if self._fill:
             works = max(self._fill // self._decoder.spec.kv_heads, tiles * sequences)
         else:
@@ -144,9 +144,10 @@ class Graphs:
         return graph.hidden[:n], graph.finite[:n], graph.logits[:n]
 
 
-def rows_of(group: int, fill: int) -> int:
+def rows_of(decoder: Decoder, fill: int) -> int:
     """Packed rows in a work of decodes; the same kernel as `attention_plans` gives them."""
-    return DECODE_ROWS if not fill or group <= DECODE_ROWS else PREFILL_ROWS
+    few = not fill or decoder.group <= DECODE_ROWS or decoder.spec.latent is not None
+    return DECODE_ROWS if few else PREFILL_ROWS
 
 
 def _power_of_two(n: int, least: int) -> int:

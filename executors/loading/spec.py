@@ -180,13 +180,17 @@ class Spec:
 
     def beyond_cuda(self) -> str | None:
         """What of this model the CUDA executor does not have, in a few words."""
+        widths = [self.hidden]
+        if not all(self.is_mixture(i) for i in range(self.layers)):
+            widths.append(self.inner)
+        if self.experts is not None:
+            widths += [self.experts.inner, self.experts.shared]
+        if odd := [width for width in widths if width % 8]:
+            return f"widths that are no multiples of 8, as {odd[0]}"
         if self.latent is not None:
-            return "latent attention (MLA)"
-        if self.experts and (self.experts.shared or self.experts.dense):
-            return "experts beside a shared one, or after dense layers"
-        widths = self.hidden, self.inner if self.experts is None else self.experts.inner
-        if any(width % 8 for width in widths):
-            return f"widths that are no multiples of 8, as {widths[0]} and {widths[1]}"
+            if self.latent.rank % 64 or self.latent.rotated % 16 or self.latent.query_rank % 8:
+                return f"latents of {self.latent.rank} + {self.latent.rotated}, only of multiples of 64 and of 16"
+            return None
         if self.head_dim % 16 or self.head_dim > 256:
             return f"heads of {self.head_dim}, only of multiples of 16 up to 256"
         return None

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.core.config.schema import Config, ModelConfig
 from octavo.core.models.errors import ModelError
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.emulated import again
@@ -19,29 +18,45 @@ from octavo.executors.loading.from_folder import from_folder
 from octavo.executors.residents import Span
 from tests.executors.tiny import VOCAB
 from tests.kernels.conftest import Maker
+from tests.kernels.test_executor import Bytes, Kv, config
 from tests.native.families import FAMILIES, save_family
+from tests.speculation.replica import Replica, asked
 
 IDS = [(i * 37 + 5) % VOCAB for i in range(52)]
 SIZES = {
     "hidden_size": 128, "n_embd": 128, "num_attention_heads": 2, "n_head": 2, "num_key_value_heads": 1, "head_dim": 64,
+    "kv_lora_rank": 64,
 }  # fmt: skip
 """Heads of 64, for which the emulator has its kernels."""
+LATENT = {"num_key_value_heads": 2}
+"""Of models whose heads share latents, as transformers writes it."""
 ROUNDING = 2.5
 """How many times as far from transformers in fp32 as transformers itself in fp16."""
+
+
+def sizes_of(name: str) -> dict[str, int]:
+    return SIZES | (LATENT if name.startswith("deepseek") else {})
 
 
 def spans(first: int, last: int, table: list[int]) -> list[Span]:
     return [Span(IDS[first:last], first, table)]
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("deepseek")])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
-    model = save_family(name, tmp_path, **SIZES)
+    model = save_family(name, tmp_path, **sizes_of(name))
     with torch.inference_mode():
         expected = model(torch.tensor([IDS])).logits[0]
         rounded = torch.nn.Module.to(model, torch.float16)(torch.tensor([IDS])).logits[0].float()
-    theirs = float((rounded - expected).square().mean().sqrt())
     loaded, table = in_fp32(from_folder(tmp_path)), [5, 1, 3, 0]
+
+    def apart(made: torch.Tensor) -> float:
+        """Of experts chosen by groups the mean says little: one choice that falls otherwise changes a token."""
+        rows = (made - expected).square().mean(dim=-1)
+        grouped = loaded.spec.experts is not None and loaded.spec.experts.groups > 0
+        return float((rows.median() if grouped else rows.mean()).sqrt())
+
+    theirs = apart(rounded)
     for exact in (False, True)[: 1 + (loaded.spec.experts is not None)]:  # experts are computed in two ways
         decoder = Decoder(loaded, resident_kernels(exact), torch.float16, 16, exact=exact)
         decoder.allocate(6)
@@ -51,14 +66,16 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_ke
             made = [(forward.run(spans(first, last, table)), last - first) for first, last in passes[:2]]
             logits = [forward.logits(one, list(range(n))).clone() for one, n in made]
             logits += [forward.logits(forward.run(spans(a, b, table)), [0]).clone() for a, b in passes[2:]]
-        error = float((torch.cat(logits) - expected).square().mean().sqrt())
+        error = apart(torch.cat(logits))
         print(f"{name}{', exact' if exact else ''}: off by {error:.1e}, transformers in fp16 by {theirs:.1e}")
         assert error < ROUNDING * theirs
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen3_moe", "gpt_neox"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "qwen3_moe", "gpt_neox", "deepseek_v2, queries of low rank, groups of experts"]
+)
 def test_in_exact_mode_company_and_chunks_change_no_bit(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
-    save_family(name, tmp_path, **SIZES)
+    save_family(name, tmp_path, **sizes_of(name))
     loaded = in_fp32(from_folder(tmp_path))
 
     def computed(passes: list[list[Span]], rows: list[int]) -> torch.Tensor:
@@ -75,8 +92,32 @@ def test_in_exact_mode_company_and_chunks_change_no_bit(name: str, tmp_path: Pat
     assert torch.equal(alone, crowd)
 
 
-def test_latent_attention_is_refused(tmp_path: Path) -> None:
-    save_family("deepseek_v2", tmp_path)
-    nothing: Any = None
-    with pytest.raises(ModelError, match=r"latent attention \(MLA\).* executor.kind = \"native\""):
-        CudaExecutor.on(nothing, Config(model=ModelConfig(path=str(tmp_path))), torch.float16, nothing)
+@pytest.mark.parametrize(
+    ("sizes", "kv", "word"),
+    [
+        ({"kv_lora_rank": 48}, "auto", "latents of 48 . 16, only of multiples of 64 and of 16"),
+        ({"kv_lora_rank": 64, "moe_intermediate_size": 44}, "auto", "widths that are no multiples of 8, as 44"),
+        ({"kv_lora_rank": 64}, "fp8", "kernels need multiples of 64 and of 16, of 16 bits"),
+    ],
+)
+def test_latents_that_kernels_cannot_have_are_refused(
+    tmp_path: Path, resident_kernels: Maker, sizes: dict[str, int], kv: Kv, word: str
+) -> None:
+    save_family("deepseek_v2", tmp_path, **(SIZES | LATENT | sizes))
+    with pytest.raises(ModelError, match=word):
+        CudaExecutor.on(resident_kernels(0), config(tmp_path, kv=kv), torch.float16, Bytes())
+
+
+def test_a_crowd_over_latents_says_what_each_says_alone(tmp_path: Path, resident_kernels: Maker) -> None:
+    """Under the production scheduler and KV-manager, steps that begin ahead, choices that fork, a pool too small."""
+    save_family("deepseek_v2", tmp_path, **sizes_of("deepseek_v2"))
+    requests = [asked(i, IDS[: 20 + i], tokens=9, n=1 + i % 2) for i in range(3)]
+
+    def run(tokens: int, **how: Any) -> Replica:
+        settings = config(tmp_path, tokens=tokens, mode="exact")
+        executor = CudaExecutor.on(resident_kernels(1), settings, torch.float16, Bytes(), again)
+        replica = Replica(executor, policy="off", **how)
+        replica.run(requests)
+        return replica
+
+    assert run(96, slots=4, budget=15, crash_at=6).said == run(1024, slots=1, depth=1, caching=False).said

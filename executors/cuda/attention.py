@@ -1,0 +1,43 @@
+"""Attention of a layer with keys and values of its heads: writes their KV, and mixes what is in the paged pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.executors.cuda.linear import Linear
+from octavo.kernels.cuda.instances import Heads
+from octavo.kernels.cuda.launch import Kernels, Staged, Step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadAttention:
+    """`angles` are fp32 [positions, rotated]: cosines, then sines; norms are there where heads are normed."""
+
+    kernels: Kernels
+    heads: Heads
+    qkv: Linear
+    angles: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor, step: Step, plans: list[Staged], pool: Tensor) -> Tensor:
+        """[tokens, hidden] to [tokens, heads · d]."""
+        kernels, heads = self.kernels, self.heads
+        q = kernels.append_kv(
+            heads,
+            step,
+            self.qkv(x),
+            pool,
+            self.angles,
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
+            eps=self.eps,
+        )
+        mixed = torch.empty_like(q)
+        for plan in plans:
+            kernels.attention(heads, step, plan, q, pool, mixed)
+        return mixed.view(len(q), -1)
