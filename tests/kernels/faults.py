@@ -125,7 +125,7 @@ _FAULTS: dict[str, list[tuple[str, str, str, str] | tuple[str, str, str, str, tu
         ("a row past the end is written", "prefill split", "merge.row + r < merge.row_end;", "merge.row + r < merge.row_end + 1;"),
         ("another head's parts are read", "split", "* kv_heads + head) * ROWS + r; };", "* kv_heads) * ROWS + r; };"),
         ("another head's shared parts are read", "cascade", "* kv_heads + head) * shared_rows", "* kv_heads) * shared_rows"),
-        ("a sequence takes the first one's share", "cascade", "shared_rows + merge.shift + r; };", "shared_rows + r; };"),
+        ("a sequence takes the first one's share", "cascade", "shared_rows + merge.shift + r;", "shared_rows + r;"),
         ("shared parts are as large as own ones", "cascade", "head) * shared_rows +", "head) * ROWS +"),
         ("own parts come for shared ones", "cascade", "? shared_lse[theirs(i)] :", "? part_lse[own(i)] :"),
         ("shared parts come for own ones", "cascade", "i - merge.shared_parts) * kv_heads", "i) * kv_heads"),
