@@ -6,8 +6,9 @@ for one, made anew from the tokens so far whenever it takes a slot. Neither know
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +22,24 @@ GROUP = "octavo.grammar"
 
 class GrammarError(Exception):
     """A grammar that is not valid, or asks for more than can be computed; says where and why."""
+
+
+class CallKind(msgspec.Struct, frozen=True):
+    """One kind of call: JSON of the schema between two texts. `name` is for who reads why it is not served."""
+
+    name: str
+    begin: str
+    schema: dict[str, Any] | bool
+    end: str
+
+
+class Calls(msgspec.Struct, frozen=True):
+    """Text that is free but for calls: the grammar of the kind `calls` is JSON of this. After each `opening` comes one
+    of the `kinds`, then `closing`, with at most four spaces or line ends around it."""
+
+    opening: str
+    kinds: list[CallKind]
+    closing: str
 
 
 class Matcher(Protocol):

@@ -86,9 +86,9 @@ class Adapter(msgspec.Struct, array_like=True, frozen=True):
 
 class Grammar(msgspec.Struct, array_like=True, frozen=True):
     """What an answer must be: JSON of a schema, a text that a regular expression matches whole, one of a JSON list of
-    texts, or a text of a Lark grammar (its start symbol is `start`)."""
+    texts, a text of a Lark grammar (its start symbol is `start`), or text with calls (JSON of `grammar.Calls`)."""
 
-    kind: Literal["schema", "regex", "choice", "lark"]
+    kind: Literal["schema", "regex", "choice", "lark", "calls"]
     text: str
 
 

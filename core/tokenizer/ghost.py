@@ -15,6 +15,8 @@ SPECIAL_TOKENS = ("<|start|>", "<|end|>", "<|sep|>")
 EOS_ID = 257
 """`<|end|>`; the ghost executor knows it by this number."""
 
+SIZE = 256 + len(SPECIAL_TOKENS)
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}<|sep|>{{ message.content }}<|end|>{% endfor %}"
     "<|start|>assistant<|sep|>"

@@ -9,9 +9,11 @@ strict functions under auto              what stands between the marks of a call
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, NamedTuple
 
+import msgspec
+
+from octavo.core.grammar import CallKind, Calls
 from octavo.core.messages import Grammar
 from octavo.plugins.openai.errors import invalid
 from octavo.plugins.openai.types import Generation, ResponseFormat
@@ -114,20 +116,11 @@ def strict_calls(tools: list[dict[str, Any]], form: Form) -> Grammar | None:
     functions = [tool["function"] for tool in tools]
     if not any(function.get("strict") for function in functions):
         return None
-    mark = re.escape(form.opening).replace("/", "\\/")
-    any_text = r"(.|\n)*"
-    calls = [
-        f'{json.dumps(_HEAD % json.dumps(function["name"]))} %json {json.dumps(_parameters(function))} "}}"'
+    kinds = [
+        CallKind(function["name"], _HEAD % json.dumps(function["name"]), _parameters(function), "}")
         for function in functions
     ]
-    rules = {
-        "start": "(before call)* TEXT",
-        "before[lazy]": f"/{any_text}{mark}/",
-        "TEXT": f"/{any_text}/ & ~/{any_text}{mark}{any_text}/",
-        "call": f"SPACE ({' | '.join(calls)}) SPACE {json.dumps(form.closing)}",
-        "SPACE": r"/[ \n]{0,4}/",
-    }
-    return Grammar("lark", "\n".join(f"{name}: {rule}" for name, rule in rules.items()))
+    return Grammar("calls", msgspec.json.encode(Calls(form.opening, kinds, form.closing)).decode())
 
 
 def _parameters(function: dict[str, Any]) -> dict[str, Any]:

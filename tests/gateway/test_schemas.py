@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from octavo.core.grammar import GrammarError
+from octavo.core.grammar import Engine, GrammarError, Grammars
 from octavo.core.messages import Grammar
 from octavo.core.tokenizer.ghost import EOS_ID
-from octavo.plugins.llguidance import Llguidance, Loaded
+from tests import grammars
 
 KEYWORDS: list[dict[str, Any]] = [
     {"type": "object"}, {"type": "array"}, {"type": "string"}, {"type": "integer"}, {"type": "number"},
@@ -54,7 +55,7 @@ NOT_SERVED: list[tuple[dict[str, Any], str]] = [
     ({"type": "object", "properties": {"a": {"if": {"const": 1}, "then": {"const": 2}}}}, "/properties/a/if"),
     ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
     ({"type": "array", "contains": {"const": 1}}, "/contains"),
-    ({"type": "object", "propertyNames": {"pattern": "a"}}, "/propertyNames"),
+    ({"type": "object", "properties": {"b": {}}, "propertyNames": {"pattern": "a"}}, "/propertyNames"),
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, "/dependentRequired"),
     ({"type": "object", "dependentSchemas": {"a": {}}}, "/dependentSchemas"),
     ({"type": "object", "unevaluatedProperties": False}, "/unevaluatedProperties"),
@@ -64,6 +65,35 @@ NOT_SERVED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "format": "color-of-money"}, "/format"),
     ({"$ref": "#/$defs/nowhere"}, "/$ref"),
 ]  # fmt: skip
+
+
+BESIDE: list[dict[str, Any]] = [
+    {"minimum": 3}, {"minLength": 3}, {"items": {"type": "integer"}, "minItems": 2}, {"required": ["z"]},
+    {"properties": {"a": {"type": "integer"}}, "required": ["a", "z"]},
+    {"required": ["z"], "additionalProperties": False},
+    {"type": ["string", "integer"], "minLength": 3, "minimum": 7}, {"type": "integer", "enum": [1, "a"]},
+    {"type": ["integer", "null"], "enum": [1, None, "a"]}, {"const": 3, "type": "string"},
+    {"enum": [1, 2], "minimum": 2},
+    {"anyOf": [{"type": "integer"}], "minimum": 3}, {"allOf": [{"type": "integer"}], "minimum": 3},
+    {"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": {"type": "integer"}}}, {"type": "number", "multipleOf": 0.5},
+    {"type": "integer", "multipleOf": 7, "minimum": 3, "maximum": 40}, {"type": "integer", "multipleOf": 4096},
+    {"type": "number", "minimum": 1e-9, "maximum": 2e-9}, {"type": "number", "minimum": 0.5, "maximum": 0.75},
+    {"type": "string", "minLength": 2, "pattern": "^a*$"}, {"type": "string", "format": "date", "minLength": 20},
+    {"type": "string", "pattern": "a^b"}, {"type": "string", "pattern": "^a|b$"},
+    {"type": "string", "pattern": r"\Aa\Z"},
+    {"type": "object", "properties": {"xa": {"type": "string"}}, "patternProperties": {"^x": {"type": "integer"}}},
+    {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+    {"type": "object", "propertyNames": {"maxLength": 1}}, {"type": "object", "propertyNames": {"pattern": "^a+$"}},
+    {"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]}, {"oneOf": [{"const": 1}, {"const": 2}]},
+    {"oneOf": [
+        {"type": "object", "properties": {"k": {"const": k}, "v": {}}, "required": ["k"], "additionalProperties": False}
+        for k in "ab"
+    ]},
+    {"type": []}, {"anyOf": []}, {"enum": []}, {"$ref": "#"}, {"$ref": "other.json#/a"},
+    {"type": "object", "required": [[1]]},
+    {"properties": [1]}, {"type": "object", "properties": {"a": {"$ref": "#"}}, "minProperties": 2},
+]  # fmt: skip
+"""Keywords together with others, and what is no schema."""
 
 
 def drawn(rng: random.Random, depth: int = 3) -> dict[str, Any]:
@@ -92,7 +122,7 @@ def drawn(rng: random.Random, depth: int = 3) -> dict[str, Any]:
     return schema
 
 
-def written(loaded: Loaded, schema: dict[str, Any], rng: random.Random, most: int) -> str | None:
+def written(loaded: Grammars, schema: dict[str, Any], rng: random.Random, most: int) -> str | None:
     """A random answer; None if it did not end within `most` tokens. Once it is long, it is led to its end: closing
     marks come first."""
     walk = loaded.start(Grammar("schema", json.dumps(schema)))
@@ -101,7 +131,7 @@ def written(loaded: Loaded, schema: dict[str, Any], rng: random.Random, most: in
     while len(text) < most:
         may = walk.mask().nonzero()[0].tolist()
         if EOS_ID in may and (len(text) > 20 or rng.random() < 0.3 or may == [EOS_ID]):
-            return text.decode()
+            return text.decode(errors="replace")  # what is no UTF-8 becomes U+FFFD, as everywhere
         letters = [token for token in may if token < 256]
         assert letters, f"a dead end after {bytes(text)!r}"
         closing = [token for token in letters if token in b'}]"']
@@ -112,22 +142,27 @@ def written(loaded: Loaded, schema: dict[str, Any], rng: random.Random, most: in
     return None
 
 
+@pytest.fixture(scope="module", params=grammars.NAMES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return grammars.engine(request.param)
+
+
 @pytest.fixture(scope="module")
-def loaded() -> Loaded:
-    return Llguidance().load("ghost", EOS_ID + 2)
+def loaded(engine: Engine) -> Grammars:
+    return engine.load("ghost", EOS_ID + 2)
 
 
-def refusal(schema: dict[str, Any]) -> str | None:
+def refusal(engine: Engine, schema: dict[str, Any]) -> str | None:
     try:
-        Llguidance().check(Grammar("schema", json.dumps(schema)))
+        engine.check(Grammar("schema", json.dumps(schema)))
     except GrammarError as error:
         return str(error)
     return None
 
 
-def judged(loaded: Loaded, schema: dict[str, Any], seed: int) -> str:
+def judged(engine: Engine, loaded: Grammars, schema: dict[str, Any], seed: int) -> str:
     """`valid`, `long` or `refused`; fails if an answer is not valid."""
-    refused = refusal(schema)
+    refused = refusal(engine, schema)
     if refused is not None:
         assert " at /" in refused, f"{schema} is refused without a place: {refused}"
         return "refused"
@@ -139,41 +174,87 @@ def judged(loaded: Loaded, schema: dict[str, Any], seed: int) -> str:
 
 
 @pytest.mark.parametrize("schema", KEYWORDS, ids=lambda schema: json.dumps(schema)[:60])
-def test_each_keyword_is_kept_to(loaded: Loaded, schema: dict[str, Any]) -> None:
-    found = [judged(loaded, schema, seed) for seed in range(4)]
-    assert "valid" in found, found
+def test_each_keyword_is_kept_to(
+    engine: Engine, loaded: Grammars, request: pytest.FixtureRequest, schema: dict[str, Any]
+) -> None:
+    found = [judged(engine, loaded, schema, seed) for seed in range(4)]
+    several = engine is not grammars.engine("llguidance") and len(schema.get("allOf", [])) > 1
+    assert ("refused" if several else "valid") in found, found
+
+
+@pytest.mark.parametrize("schema", BESIDE, ids=lambda schema: json.dumps(schema)[:60])
+def test_keywords_together_are_kept_to_or_refused_with_a_place(
+    engine: Engine, loaded: Grammars, schema: dict[str, Any]
+) -> None:
+    for seed in range(6):
+        judged(engine, loaded, schema, seed)
 
 
 @pytest.mark.parametrize(("schema", "pointer"), NOT_SERVED, ids=lambda value: str(value)[:50])
-def test_what_is_not_served_is_named_by_its_pointer(schema: dict[str, Any], pointer: str) -> None:
-    refused = refusal(schema)
+def test_what_is_not_served_is_named_by_its_pointer(engine: Engine, schema: dict[str, Any], pointer: str) -> None:
+    refused = refusal(engine, schema)
     assert refused is not None
     assert f" at {pointer}:" in refused
 
 
-def test_a_large_schema_is_refused_as_fast_as_a_small_one() -> None:
+def test_a_large_schema_is_refused_as_fast_as_a_small_one(engine: Engine) -> None:
     many = {f"p{i}": {"type": "object", "properties": {"a": {"type": "string"}}} for i in range(400)}
     before = time.thread_time()
-    assert refusal({"type": "object", "properties": {**many, "x": {"type": "objekt"}}}) is not None
+    assert refusal(engine, {"type": "object", "properties": {**many, "x": {"type": "objekt"}}}) is not None
     assert time.thread_time() - before < 2.0
 
 
-def test_drawn_schemas_are_kept_to_or_refused_with_a_place(loaded: Loaded, pytestconfig: pytest.Config) -> None:
+def test_drawn_schemas_are_kept_to_or_refused_with_a_place(
+    engine: Engine, loaded: Grammars, request: pytest.FixtureRequest, pytestconfig: pytest.Config
+) -> None:
     n = int(pytestconfig.getoption("--schemas"))
     shared = {"$defs": {"d": {"type": "integer", "maximum": 99}}}
-    found = [judged(loaded, {**drawn(random.Random(seed)), **shared}, seed) for seed in range(n)]
+    found = [judged(engine, loaded, {**drawn(random.Random(seed)), **shared}, seed) for seed in range(n)]
     counts = {what: found.count(what) for what in ("valid", "long", "refused")}
     assert counts["valid"] > n / 3, counts
     if n >= 300:
-        told = ", ".join(f"{count} {what}" for what, count in counts.items())
-        text = f"{n} drawn schemas beside {len(KEYWORDS)} of single keywords: {told} (not ended within 400 bytes)."
-        path = Path(__file__).parents[1] / "results" / "schemas.md"
-        path.write_text(
-            f"# JSON schemas\n\nWritten by `pytest tests/gateway/test_schemas.py --schemas {n}`.\n\n{text}\n"
-        )
+        write(str(request.node.callspec.params["engine"]), n, counts)
 
 
-def test_white_space_cannot_go_on_for_ever(loaded: Loaded) -> None:
+def write(engine: str, n: int, counts: dict[str, int]) -> None:
+    """The table, with this row in place of the engine's former one."""
+    path = Path(__file__).parents[1] / "results" / "schemas.md"
+    former = path.read_text().splitlines() if path.exists() else []
+    rows = {line.split("|")[1].strip(): line for line in former if line.startswith("| ")}
+    rows[engine] = f"| {engine} | {n} | {' | '.join(map(str, counts.values()))} |"
+    rows.pop("engine", None)
+    about = (
+        f"Written by `pytest tests/gateway/test_schemas.py --schemas {n}`: drawn schemas, beside {len(KEYWORDS)} of\n"
+        f"single keywords and {len(BESIDE)} of several. Every answer that ended within 400 bytes is valid."
+    )
+    head = f"| engine | schemas | {' | '.join(counts)} |\n|---|---|{'---|' * len(counts)}"
+    path.write_text("\n".join(["# JSON schemas", "", about, "", head, *rows.values(), ""]))
+
+
+def mutated(rng: random.Random, value: Any) -> Any:
+    """The same with something else in one place."""
+    junk = [None, -1, 1e999, "x", "(", [[1]], [], {}, {"type": 3}, True, [None], {"$ref": 1}, "#/nowhere", ["a", "a"]]
+    if not value or not isinstance(value, dict | list) or rng.random() < 0.2:
+        return rng.choice(junk)
+    if isinstance(value, list):
+        at = rng.randrange(len(value))
+        return [*value[:at], mutated(rng, value[at]), *value[at + 1 :]]
+    key = rng.choice(list(value))
+    return {**value, key: mutated(rng, value[key])}
+
+
+def test_what_is_no_schema_is_refused_or_means_something(engine: Engine) -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        schema = mutated(rng, rng.choice([rng.choice(KEYWORDS), rng.choice(BESIDE), drawn(rng)]))
+        with suppress(GrammarError):
+            engine.check(Grammar("schema", json.dumps(schema)))
+    for depth in (200, 900, 100_000):
+        with suppress(GrammarError):
+            engine.check(Grammar("schema", '{"items": ' * depth + "{}" + "}" * depth))
+
+
+def test_white_space_cannot_go_on_for_ever(loaded: Grammars) -> None:
     walk = loaded.start(Grammar("schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'))
     walk.take([ord("{")])
     run = 0

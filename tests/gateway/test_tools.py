@@ -14,8 +14,8 @@ import pytest
 from octavo.core.config.schema import Config, ServerConfig
 from octavo.core.messages import Chat, Grammar
 from octavo.core.tokenizer.ghost import EOS_ID
-from octavo.plugins.llguidance import Llguidance
 from octavo.plugins.openai.app import build_app
+from tests import grammars
 from tests.gateway.test_generate import USER, events, post
 
 pytestmark = pytest.mark.anyio
@@ -209,8 +209,9 @@ async def test_strict_is_named_as_ignored_where_no_grammar_is_served(http: httpx
     assert engine.seen[-1][2].sampling.grammar is None
 
 
+@pytest.mark.parametrize("name", grammars.NAMES)
 async def test_strict_functions_hold_calls_to_their_schema_and_leave_text_free(
-    http: httpx.AsyncClient, engine: Any
+    http: httpx.AsyncClient, engine: Any, name: str
 ) -> None:
     engine.facts = msgspec.structs.replace(engine.facts, serves=("grammar",))
     engine.answer = f"I see. {CALL}"
@@ -219,8 +220,8 @@ async def test_strict_functions_hold_calls_to_their_schema_and_leave_text_free(
     assert "x-octavo-ignored-fields" not in response.headers
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
     grammar = engine.seen[-1][2].sampling.grammar
-    Llguidance().check(grammar)
-    walk = partial(accepts, grammar)
+    grammars.engine(name).check(grammar)
+    walk = partial(accepts, name, grammar)
     spelled = json.dumps({"name": "look_up", "arguments": {"city": 'Rome {"', "days": [1, 2]}})
     assert walk(f"I see. <tool_call>\n{spelled}\n</tool_call>")
     assert walk("just text, a < b, <tool> and </tool_call>")
@@ -241,9 +242,9 @@ async def test_strict_asks_for_nothing_where_no_call_is_possible(
     assert grammar is None or grammar.kind == "schema"
 
 
-def accepts(grammar: Grammar, text: str) -> bool:
-    """Whether `text` is a whole answer in it, spelled a byte a token."""
-    walk = Llguidance().load("ghost", 259).start(grammar)
+def accepts(name: str, grammar: Grammar, text: str) -> bool:
+    """Whether `text` is a whole answer in it for that engine, spelled a byte a token."""
+    walk = grammars.engine(name).load("ghost", 259).start(grammar)
     for token in text.encode():
         if not walk.mask()[token]:
             return False
@@ -256,7 +257,7 @@ async def test_reasoning_is_told_apart(engine: Any, config: Config, stream: bool
     engine.answer = f"<think>hm</think>\n\nso {CALL}"
     server = msgspec.structs.replace(config.server, reasoning_parser="think")
     transport = httpx.ASGITransport(build_app(engine, Config(server=server)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         response = await post(http, "chat/completions", messages=USER, tools=[TOOL], stream=stream)
     if stream:
         chunks = events(response)
