@@ -21,10 +21,10 @@ from octavo.core.client.stream import Backlog, ClientError, Piece, RequestRefuse
 from octavo.core.messages import Ids, Row, Usage
 from octavo.plugins.openai import sse
 from octavo.plugins.openai.connection import DROP
-from octavo.plugins.openai.errors import ApiError, failed, from_client, limited
+from octavo.plugins.openai.errors import ApiError, failed, from_client, limited, unauthorized
 from octavo.plugins.openai.responses import Total
 from octavo.plugins.openai.search import Searcher
-from octavo.plugins.openai.tenants.account import Account, Limited
+from octavo.plugins.openai.tenants.account import Account, Limited, Withdrawn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -310,6 +310,7 @@ class Answer(Response):
         async for news in pieces:
             if news is not None:
                 choices[news[0]].append(self._checked(news[1]))
+            self._check_key()
         if shown < n:
             groups = [choices[i : i + n] for i in range(0, len(choices), n)]
             choices = [one for group in groups for one in sorted(group, key=mean_logprob, reverse=True)[:shown]]
@@ -322,6 +323,7 @@ class Answer(Response):
         try:
             async for news in pieces:
                 piece = None if news is None else self._checked(news[1])
+                self._check_key()
                 if not begun:
                     self._raise_refusals(streams)
                     begun = True
@@ -358,6 +360,15 @@ class Answer(Response):
         if self._asked.beams is None:  # a search's have been charged as they came
             self._charge_output(len(news.ids))
         return news
+
+    def _check_key(self) -> None:
+        """Whether it still is good: asked once the piece has been counted, which its client does not get otherwise."""
+        if (account := self._caller.account) is not None:
+            try:
+                account.check()
+            except Withdrawn as error:
+                self._end("cancelled")
+                raise unauthorized(str(error), error.code) from error
 
     async def _begin(self, send: Send) -> None:
         headers = {**sse.HEADERS, **self._extra_headers}

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.routing import Match, Route
 
 from octavo.plugins.openai.answer import error_response
-from octavo.plugins.openai.errors import ApiError, limited
+from octavo.plugins.openai.errors import ApiError, limited, unauthorized
 from octavo.plugins.openai.tenants.account import Account, Accounts, Limited
 from octavo.plugins.openai.tenants.keys import ADMIN, INFER, READ, Key
 
@@ -110,12 +110,12 @@ class Auth:
     def _known(self, request: Request, path: str, accounts: Accounts) -> Key:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
-            raise _unauthorized("there is no API key: send Authorization: Bearer KEY", "missing_api_key")
+            raise unauthorized("there is no API key: send Authorization: Bearer KEY", "missing_api_key")
         key = accounts.find(secret.strip())
         if key is None:
-            raise _unauthorized("this API key is not known here", "invalid_api_key")
+            raise unauthorized("this API key is not known here", "invalid_api_key")
         if key.expired(accounts.wall()):
-            raise _unauthorized(f"the API key {key.name!r} has expired", "expired_api_key")
+            raise unauthorized(f"the API key {key.name!r} has expired", "expired_api_key")
         needed = NEEDS.get(path)  # None: there is no such route, which anybody with a key may be told
         if needed is not None and not key.may(needed):
             scopes = " or ".join(sorted(needed | _ADMIN))
@@ -130,7 +130,3 @@ class Auth:
         if path in NEEDS or path in PUBLIC:
             return path
         return next((route.path for route in self._routes if route.matches(scope)[0] is not Match.NONE), path)
-
-
-def _unauthorized(message: str, code: str) -> ApiError:
-    return ApiError(HTTPStatus.UNAUTHORIZED, message, code=code, headers={"www-authenticate": "Bearer"})

@@ -79,6 +79,11 @@ def limited(error: Limited) -> ApiError:
     )
 
 
+def unauthorized(message: str, code: str) -> ApiError:
+    """401: there is no key, or none that is good any more."""
+    return ApiError(HTTPStatus.UNAUTHORIZED, message, code=code, headers={"www-authenticate": "Bearer"})
+
+
 def failed(finish: str, reason: str) -> ApiError:
     """A choice ended as `error` or `cancelled` through no doing of its client."""
     if finish == "cancelled":

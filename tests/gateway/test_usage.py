@@ -18,6 +18,7 @@ import anyio
 import httpx
 import pytest
 
+from octavo.core.messages import Row
 from octavo.plugins.openai.tenants import ledger as module
 from octavo.plugins.openai.tenants.keys import all_keys
 from octavo.plugins.openai.tenants.ledger import Entry, Ledger
@@ -94,6 +95,50 @@ def usage_of(response: httpx.Response) -> dict[str, Any]:
         found = objects[-1].get("response", objects[-1])
     usage: dict[str, Any] = found["usage"]
     return usage
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("code", ["invalid_api_key", "expired_api_key"])
+async def test_an_answer_ends_with_its_key_and_what_has_come_of_it_counts(
+    file: Path, engine: FakeEngine, code: str, stream: bool
+) -> None:
+    key, clock = make(file, "alice", "--expires", "1h"), Clock()
+    engine.silent = True
+    async with guarded(file, engine, clock) as (http, accounts), anyio.create_task_group() as tasks:
+        answers: list[httpx.Response] = []
+
+        async def ask() -> None:
+            answers.append(await http.post(CHAT, json={**BODY, "stream": stream}, headers=bearer(key)))
+
+        tasks.start_soon(ask)
+        with anyio.fail_after(5):
+            while not engine.streams:
+                await anyio.sleep(0.005)
+        (request_id,) = engine.streams
+        for i in range(3):
+            engine.streams[request_id].feed(Row(request_id, 0, 0, i, [i], "a"))
+        await anyio.wait_all_tasks_blocked()
+        if code == "invalid_api_key":
+            octavo("keys", "revoke", "alice", "--file", str(file))
+        clock.pass_(1.0 if code == "invalid_api_key" else 3600.0)
+        engine.streams[request_id].feed(Row(request_id, 0, 0, 3, [3], "b"))
+        await engine.until(request_id)
+        with anyio.fail_after(5):
+            while not answers:
+                await anyio.sleep(0.005)
+        (answer,) = answers
+        accounts.ledger.flush()
+        row = only(report(file))
+    assert answer.status_code == (200 if stream else 401)
+    last = answer.text.strip().splitlines()[-1].removeprefix("data: ")
+    assert json.loads(last)["error"]["code"] == code
+    assert "b" not in [c["delta"].get("content") for c in chunks(answer)]
+    assert (row["cancelled"], row["prompt"], row["output"]) == (1, 2, 4)
+
+
+def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
+    found = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [choice for chunk in found for choice in chunk.get("choices", ())]
 
 
 async def test_how_requests_ended(file: Path, engine: FakeEngine) -> None:

@@ -27,6 +27,14 @@ class Limited(Exception):
         self.retry_after_s = retry_after_s
 
 
+class Withdrawn(Exception):
+    """The key is good no longer: its answers end. `code` is as for a request that comes with it now."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class Accounts:
     """All keys of a file, and what they have left."""
 
@@ -89,6 +97,14 @@ class Account:
             given = f"{self._turns.running} answers are being given and {self._turns.waiting} requests wait"
             message = f"this key's {error.limit} ({error.most}) is used up: {given}"
             raise Limited(message, error.limit, SOON_S) from error
+
+    def check(self) -> None:
+        """Asked while an answer is given. Raises `Withdrawn`."""
+        name = self.key.name
+        if not self._accounts.ring.holds(self.key):
+            raise Withdrawn(f"the API key {name!r} was revoked while this was answered", "invalid_api_key")
+        if self.key.expired(self._accounts.wall()):
+            raise Withdrawn(f"the API key {name!r} expired while this was answered", "expired_api_key")
 
     def spend(self, prompt: int = 0, output: int = 0) -> None:
         """Tokens, as they come."""

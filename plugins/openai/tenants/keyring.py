@@ -54,6 +54,12 @@ class KeyRing:
         known = _NOBODY if key is None else key.sha256
         return key if hmac.compare_digest(known, given) else None
 
+    def holds(self, key: Key) -> bool:
+        """Whether the key is still there."""
+        self.refresh()
+        found = self._keys.get(key.sha256[:_INDEX])
+        return found is not None and found.sha256 == key.sha256
+
     def refresh(self) -> None:
         """A file that has become unusable changes nothing, but is complained of."""
         now = self._clock()
