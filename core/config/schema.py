@@ -78,7 +78,7 @@ class ExecutorConfig(Section, frozen=True):
     threads: Annotated[int, Meta(ge=0)] = 0
     """Compute threads; 0 means one per core."""
     grammar: str = "llguidance"
-    """Entry point in `octavo.grammar`: what keeps answers to a schema or a grammar."""
+    """Entry point in `octavo.grammar`: what keeps answers to a schema or a grammar; the other one is `xgrammar`."""
     mode: Literal["fast", "exact"] = "fast"
     """What `native` computes in: `exact` is fp32 throughout; `fast` has int8 activations for quantised weights and
     keeps KV in bf16. `cpu` is always exact."""
@@ -114,6 +114,12 @@ class ServerConfig(Section, frozen=True):
     """Who may use the API, and what they have used: see `octavo keys`. None lets everyone who reaches the address."""
     open: bool = False
     """Listen on an address that others reach although there is no keys file."""
+    hosts: str = ""
+    """Names by which browsers reach this server, with commas between them. Without keys, requests to any other name
+    than these, `host`, localhost and addresses are refused (unless `open`): see `origins`."""
+    origins: str = ""
+    """Web pages from elsewhere that may use the API, as https://chat.example, with commas between them. Without keys,
+    those that are not listed are refused; those that are may read the answers (CORS), with keys or without."""
     tls_certificate: str | None = None
     """A file with the certificate (and those up to its root), in PEM; with it and its key the gateway speaks HTTPS."""
     tls_key: str | None = None

@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -34,10 +35,11 @@ from octavo.core.rundir import read
 from octavo.core.trace.emit import Emitter
 from octavo.plugins.metrics.service import Metrics
 from octavo.plugins.openai.answer import Engine, Load, error_response
-from octavo.plugins.openai.auth import Auth
+from octavo.plugins.openai.auth import PUBLIC, Auth
 from octavo.plugins.openai.connection import Held, connection_of
 from octavo.plugins.openai.errors import ApiError
-from octavo.plugins.openai.routes import Api
+from octavo.plugins.openai.routes import IGNORED_HEADER, Api
+from octavo.plugins.openai.site import Site, listed
 from octavo.plugins.openai.speech import Manners
 from octavo.plugins.openai.tenants.account import Accounts
 from octavo.plugins.openai.tenants.store import StoreError
@@ -60,6 +62,9 @@ KERNEL_BYTES = 128 * 1024
 BEAT_S = 1.0
 """How often the supervisor sees that the event loop turns."""
 
+SHOWN_HEADERS = ("x-request-id", IGNORED_HEADER, "retry-after")
+"""What pages from elsewhere may read of an answer beside its body."""
+
 CANNOT_BIND = 78
 """Exit code (EX_CONFIG): starting this process again will not help."""
 
@@ -76,9 +81,21 @@ def build_app(
     reasoning = None if name is None else resolve("octavo.reasoning_parser", name)
     api = Api(engine, config, Manners(resolve("octavo.tool_parser", server.tool_parser), reasoning))
     routes = [*api.routes(), *(metrics.routes() if metrics else [])]
+    middleware = [Middleware(RequestId), Middleware(Auth, accounts=accounts, routes=routes)]
+    if accounts is None:
+        middleware.insert(1, Middleware(Site, server=server, public=PUBLIC))
+    if origins := listed(server.origins):
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=SHOWN_HEADERS,
+        )
+        middleware.insert(1, cors)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestId), Middleware(Auth, accounts=accounts, routes=routes)],
+        middleware=middleware,
         exception_handlers={
             ApiError: _known,
             HTTPException: _http,

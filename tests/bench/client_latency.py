@@ -56,7 +56,7 @@ async def over_http(running: Daemon, count: int) -> dict[str, Latencies]:
     for i in range(count):
         asked = {"prompt": f"request {i}", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
         body = json.dumps(asked).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         began = time.monotonic_ns()
         pace, name = Pace(began), ""
         writer.write(head.encode() + body)

@@ -154,7 +154,8 @@ async def stream(port: int, i: int, tokens: int, window: Window) -> None:
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n"
     )
     writer.write(f"{head}\r\n".encode() + data)
     seen = 0

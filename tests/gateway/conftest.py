@@ -177,7 +177,7 @@ def anyio_backend() -> str:
 async def http(engine: FakeEngine, config: Config, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
     """Requests straight into the application, without a socket."""
     transport = httpx.ASGITransport(build_app(engine, config), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://octavo", timeout=10) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=10) as client:
         yield client
 
 

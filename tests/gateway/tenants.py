@@ -56,7 +56,7 @@ async def guarded(file: Path, engine: Any, clock: Clock) -> AsyncIterator[tuple[
     app = build_app(engine, Config(), Metrics.of_run(Path("nowhere")), accounts)
     try:
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://octavo", timeout=10
+            transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=10
         ) as client:
             yield client, accounts
     finally:

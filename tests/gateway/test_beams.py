@@ -177,7 +177,7 @@ def engine() -> ModelEngine:
 @pytest.fixture
 async def http(engine: ModelEngine, anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(build_app(engine, Config()), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://octavo", timeout=10) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=10) as client:
         yield client
 
 
@@ -297,7 +297,7 @@ async def test_a_search_that_comes_all_at_once_is_no_slow_readers(engine: ModelE
     """It is much more than what may wait for a stream."""
     config = Config(server=ServerConfig(stream_buffer_bytes=1024))
     transport = httpx.ASGITransport(build_app(engine, config))
-    async with httpx.AsyncClient(transport=transport, base_url="http://octavo", timeout=10) as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=10) as http:
         body: dict[str, Any] = {"prompt": "ab", "n": 2, "max_tokens": 40, "ignore_eos": True, "logprobs": 5}
         with anyio.fail_after(10):
             response = await post(http, "completions", use_beam_search=True, stream=True, **body)

@@ -40,7 +40,7 @@ def asked(address: str, stack: ExitStack) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((parts.hostname, parts.port))
     body = json.dumps({**BODY, "max_tokens": 3000, "logprobs": 5}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     connection.setblocking(False)
     return connection

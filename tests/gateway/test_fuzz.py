@@ -146,7 +146,7 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guard]:
 async def play(played: list[Call], guard: Guard | None) -> None:
     accounts, key = guard or (None, "")
     app = build_app(FakeEngine(), Config(server=ServerConfig(max_body_bytes=2000)), accounts=accounts)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://octavo", timeout=20) as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=20) as http:
         for path, body, given_headers in played:
             headers = {name: value.replace("GOOD", key or "GOOD") for name, value in given_headers.items()}
             well_formed(path, await http.post(path, content=body, headers=headers))

@@ -191,7 +191,7 @@ def test_a_transaction_that_cannot_be_committed_is_none(file: Path, alice: str) 
 
 async def test_without_keys_an_empty_key_is_fine(engine: FakeEngine, config: Config, anyio_backend: str) -> None:
     transport = httpx.ASGITransport(build_app(engine, config))
-    async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         assert (await http.post(CHAT, json=BODY, headers=bearer(""))).status_code == 200
         assert engine.tenants == [""]
         assert "x-ratelimit-limit-requests" not in (await http.post(CHAT, json=BODY)).headers

@@ -56,7 +56,7 @@ def reader(url: str, stack: ExitStack, *, window: int = 4 * KIB) -> socket.socke
     parts = urlsplit(url)
     connection.connect((parts.hostname, parts.port))
     body = json.dumps({"prompt": "go", "stream": True, "max_tokens": 10**6}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 
@@ -132,7 +132,7 @@ async def test_what_comes_while_nobody_could_read_it_drops_nobody(anyio_backend:
     engine = FakeEngine()
     engine.answer = "y" * 100
     app = build_app(engine, Config(server=ServerConfig(stream_buffer_bytes=4 * KIB)))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://octavo") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         body = {"prompt": ["a", "b", "c"], "stream": stream, "logprobs": 1, "max_tokens": 100}
         response = await http.post("/v1/completions", json=body)
     assert response.status_code == 200
@@ -170,7 +170,7 @@ def test_a_whole_answer_that_nobody_reads_is_dropped_too() -> None:
         parts = urlsplit(url)
         connection.connect((parts.hostname, parts.port))
         for _ in range(60):  # pipelined, so that many answers pile up
-            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n")
         eventually("it piles up", lambda: held(server) > 0)
         eventually("it is dropped", lambda: not server.server_state.connections)
 
@@ -180,7 +180,7 @@ def test_a_head_without_end_is_cut_off(endless: bytes) -> None:
     """A long first line, one long header, many headers: in a connection's first request and in a later one."""
     engine = FakeEngine()
     with serving(engine, Config()) as (url, server), ExitStack() as stack:
-        for before in (b"", b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"):
+        for before in (b"", b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n"):
             connection = stack.enter_context(socket.socket())
             connection.settimeout(PATIENCE_S)
             parts = urlsplit(url)
@@ -200,7 +200,7 @@ def cut_off(connection: socket.socket, endless: bytes, most: int) -> None:
     assert sent < most, "it was taken without end"
 
 
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_head_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(connection_module, "HEAD_S", 0.2)
     with serving(FakeEngine(), Config()) as (url, server), ExitStack() as stack:
         parts = urlsplit(url)
-        for begun in (b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"):
+        for begun in (b"", b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"):
             connection = stack.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0)))
             connection.sendall(begun)
         eventually("both are gone", lambda: not server.server_state.connections)

@@ -52,7 +52,7 @@ async def call(port: int, one: Call) -> Timing:
     }
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    fields = ("Host: x", "Connection: close", "Content-Type: application/json", f"Content-Length: {len(data)}")
+    fields = ("Host: localhost", "Connection: close", "Content-Type: application/json", f"Content-Length: {len(data)}")
     head = "\r\n".join(["POST /v1/completions HTTP/1.1", *fields, "", ""])
     sent = time.perf_counter()
     writer.write(head.encode() + data)

@@ -53,7 +53,7 @@ async def ids(scope: Scope, receive: Receive, send: Send) -> None:
 def test_which_id_goes_where(headers: dict[str, str], trace_id: str | None, shown_id: str | None) -> None:
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(RequestId(ids))
-        async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get("/", headers=headers)
 
     answer = anyio.run(ask)

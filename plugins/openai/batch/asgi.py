@@ -30,7 +30,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> Reply:
         "root_path": "",
         "query_string": b"",
         "headers": [
-            (b"host", b"batch"),
+            (b"host", b"localhost"),
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
         ],
