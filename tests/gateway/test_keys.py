@@ -6,6 +6,8 @@ import hashlib
 import json
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -281,6 +283,35 @@ def test_a_keys_file_of_json_is_refused_with_what_to_do_and_can_be_taken_over(
     accounts.close()
     assert main(["keys", "import", str(old), "--file", str(file)]) == 1, "twice is once too often"
     assert "already" in capsys.readouterr().err
+
+
+def test_what_other_processes_write_is_seen_and_they_see_what_is_counted(file: Path, alice: str) -> None:
+    """The last process to close a file of SQLite's removes the log beside it: it must know that the gateway lives."""
+    clock = Clock()
+    accounts = Accounts(file, clock, clock)
+    key = accounts.find(alice)
+    assert key is not None
+
+    def command(*words: str) -> str:
+        made = subprocess.run(
+            [sys.executable, "-P", "-m", "octavo", *words, "--file", str(file)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return made.stdout.strip()
+
+    for name in ("bob", "carol"):
+        secret = command("keys", "create", name)
+        clock.pass_(1.0)
+        assert accounts.find(secret) is not None, name
+    accounts.open(key).end("finished", 1, 0, 2)
+    accounts.ledger.flush()
+    assert [row["output"] for row in json.loads(command("usage", "--json"))] == [2]
+    command("keys", "revoke", "alice")
+    clock.pass_(1.0)
+    assert accounts.find(alice) is None
+    accounts.close()
 
 
 def test_another_database_is_left_alone(tmp_path: Path) -> None:

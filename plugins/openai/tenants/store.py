@@ -18,7 +18,6 @@ VERSION = 1
 BUSY_S = 5.0
 """How long a writer waits for another one."""
 
-_MAGIC = b"SQLite format 3\0"
 _SCHEMA = """
 CREATE TABLE change (number INTEGER NOT NULL) STRICT;
 INSERT INTO change VALUES (0);
@@ -61,20 +60,22 @@ class StoreError(Exception):
 
 
 def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
-    """The file, open; statements outside of `transaction` commit by themselves. Raises `StoreError`."""
+    """The file, open; statements outside of `transaction` commit by themselves. Raises `StoreError`.
+
+    A file of SQLite's is never opened by other means: to close it would give up the locks of this process's other
+    connections (POSIX has one set for all), and the next process to end would take the log beside it away from them."""
     try:
-        with path.open("rb") as file:
-            head = file.read(len(_MAGIC))
+        size = path.stat().st_size
     except FileNotFoundError:
         if not create:
             raise StoreError(f"there is no file of keys {path}: octavo keys create NAME --file {path}") from None
-        head = b""
+        size = 0
     except OSError as error:
         raise StoreError(f"the file of keys {path} cannot be read: {error.strerror}") from error
-    if head != _MAGIC and (head or not create):
-        raise StoreError(_other(path, head))
+    if not size and not create:
+        raise StoreError(_other(path, b""))
     try:
-        if not head:
+        if not size:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
@@ -113,8 +114,19 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             raise StoreError(_other(path, b""))
         if (version := _pragma(connection, "user_version")) != VERSION:
             raise StoreError(f"{path} is a file of keys of version {version}; this Octavo has {VERSION}")
-    except sqlite3.Error as error:
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            raise StoreError(_other(path, _head(path))) from error
         raise StoreError(f"the file of keys {path} cannot be used: {error}") from error
+
+
+def _head(path: Path) -> bytes:
+    """The beginning of what is no file of SQLite's."""
+    try:
+        with path.open("rb") as file:
+            return file.read(16)
+    except OSError:
+        return b""
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:
