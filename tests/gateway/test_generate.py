@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from octavo.core.messages import Chat, Ids, Text
@@ -243,3 +244,12 @@ async def test_the_clients_own_request_id_is_echoed_and_traced(http: httpx.Async
     assert engine.trace_ids == ["mine"]
     response = await http.get("/v1/models")
     assert response.headers["x-request-id"]
+
+
+async def test_the_fingerprint_is_of_what_runs(http: httpx.AsyncClient, engine: Any) -> None:
+    """The same in every answer and chunk; another one where the weights or what computes them differ."""
+    whole = [(await post(http, "chat/completions", messages=USER)).json()["system_fingerprint"] for _ in range(2)]
+    chunks = events(await post(http, "chat/completions", messages=USER, stream=True))
+    assert {*whole, *(chunk["system_fingerprint"] for chunk in chunks)} == {whole[0]}
+    engine.facts = msgspec.structs.replace(engine.facts, cache_seed=b"another")
+    assert (await post(http, "completions", prompt="hi")).json()["system_fingerprint"] != whole[0]
