@@ -25,11 +25,11 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno
 _EXACT = ("-ffp-contract=off",)
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c")
 # Compilers before g++ 11 and clang++ 12 do not take these; the library is then without that level.
-_AMX = ("-mamx-tile", "-mamx-int8", "-mamx-bf16")
+AMX = ("-mamx-tile", "-mamx-int8", "-mamx-bf16")
 _LEVELS = {
     "isa_avx2": ("-mavx2", "-mfma", "-mf16c"),
     "isa_avx512": _AVX512,
-    "isa_amx": (*_AVX512, *_AMX),
+    "isa_amx": (*_AVX512, *AMX),
 }
 _UNITS = ("dispatch", "matrix", "sample", "step", "team")
 # What an x86 without AVX2 takes, which is hardly ever run: -O1 builds it in a fifth of the time of -O3. Other machines
@@ -98,7 +98,7 @@ def _key(units: dict[str, tuple[str, ...]]) -> str:
 
 
 def _build(compiler: str, units: dict[str, tuple[str, ...]], folder: Path, extra: tuple[str, ...]) -> Path:
-    unknown = _AMX if not _takes(compiler, _AMX, folder) else ()
+    unknown = AMX if not _takes(compiler, AMX, folder) else ()
 
     def compile_unit(name: str) -> str:
         target, flags = str(folder / f"{name}.o"), [flag for flag in units[name] if flag not in unknown]
