@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tests.peers.prepare import NAME
 
-LIMIT_S = 170.0
+LIMIT_S = 110.0
 COUNT = re.compile(rb'"completion_tokens": ?(\d+)')
 
 

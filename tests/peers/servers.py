@@ -1,5 +1,5 @@
 """The servers that are measured side by side: how each is started, and what it says of itself. README.md says how to
-get each. All serve the same weights, on all cores, at one port."""
+get each. All serve the same weights, on all cores."""
 
 from __future__ import annotations
 
@@ -34,36 +34,70 @@ class Places(NamedTuple):
 
 class Server(NamedTuple):
     name: str
+    port: int
     command: list[str]
     env: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
-def server(name: str, places: Places) -> Server:
+class Running(NamedTuple):
+    port: int
+    session: int
+    """Of it and all that it started."""
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """None of them runs meanwhile."""
+        os.killpg(self.session, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.session, signal.SIGCONT)
+
+    def cpu_s(self) -> float:
+        """Processor time of all of them that still run."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            if int(fields[3]) == self.session:
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def server(name: str, places: Places, port: int) -> Server:
     """One of `NAMES`. Raises KeyError."""
     models, cores = places.models, str(os.cpu_count() or 1)
-    address = ["--host", HOST, "--port", str(PORT)]
+    address = ["--host", HOST, "--port", str(port)]
     quiet = {"OMP_NUM_THREADS": cores, "HF_HUB_OFFLINE": "1"}
-    octavo = [sys.executable, "-m", "octavo", "serve", "--set", f"server.port={PORT}"]
+    octavo = [sys.executable, "-m", "octavo", "serve", "--set", f"server.port={port}"]
     llama = [str(places.llama / "llama-server"), *address, "-t", cores, "-np", "32", "--kv-unified", "-c", "32768"]
     vllm = [str(places.venvs / "vllm/bin/vllm"), "serve", str(models / "bf16"), "--served-model-name", NAME, *address]
     vllm += ["--dtype", "bfloat16", "--max-model-len", str(CONTEXT)]
     cpu = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    openvino = [str(places.venvs / "openvino/bin/python"), str(SHIM), "openvino", str(models / "int8"), str(PORT)]
-    return {
-        "octavo": Server("octavo", [*octavo, "default"], {"PYTHONSAFEPATH": "1"}),
-        "llama.cpp Q4_1": Server("llama.cpp Q4_1", [*llama, "-m", str(models / "q4_1.gguf")]),
-        "llama.cpp Q8_0": Server("llama.cpp Q8_0", [*llama, "-m", str(models / "q8_0.gguf")]),
-        "llama.cpp BF16": Server("llama.cpp BF16", [*llama, "-m", str(models / "bf16.gguf")]),
-        "vLLM bf16": Server("vLLM bf16", vllm, quiet | cpu),
-        "OpenVINO int8": Server("OpenVINO int8", openvino, quiet),
-        "transformers bf16": Server(
-            "transformers bf16",
-            [str(places.venvs / "vllm/bin/python"), str(SHIM), "transformers", str(models / "bf16"), str(PORT)],
-            quiet,
-        ),
-    }[name]
+    openvino = [str(places.venvs / "openvino/bin/python"), str(SHIM), "openvino", str(models / "int8"), str(port)]
+    continuous = [str(places.venvs / "vllm/bin/python"), str(SHIM), "transformers", str(models / "bf16"), str(port)]
+    commands: dict[str, tuple[list[str], dict[str, str]]] = {
+        "octavo": ([*octavo, "default"], {}),
+        "llama.cpp Q4_1": ([*llama, "-m", str(models / "q4_1.gguf")], {}),
+        "llama.cpp Q8_0": ([*llama, "-m", str(models / "q8_0.gguf")], {}),
+        "llama.cpp BF16": ([*llama, "-m", str(models / "bf16.gguf")], {}),
+        "vLLM bf16": (vllm, quiet | cpu),
+        "OpenVINO int8": (openvino, quiet),
+        "transformers bf16": (continuous, quiet),
+    }
+    for budget in BUDGETS:
+        commands[f"octavo, chunk_budget {budget}"] = (
+            [*octavo, "--set", f"scheduler.chunk_budget={budget}", "default"],
+            {},
+        )
+    return Server(name, port, *commands[name])
 
 
+BUDGETS = (64, 128, 256)
+"""Of `scheduler.chunk_budget`, beside the default one: the shorter steps are, the less a long prompt holds up streams,
+and the later its own first token is."""
 NAMES = (
     "octavo",
     "llama.cpp Q4_1",
@@ -72,15 +106,16 @@ NAMES = (
     "vLLM bf16",
     "OpenVINO int8",
     "transformers bf16",
+    *(f"octavo, chunk_budget {budget}" for budget in BUDGETS),
 )
 
 
 @contextmanager
-def running(given: Server) -> Iterator[int]:
-    """Started, ready, and gone at the end; its port. Raises RuntimeError with its last words if it does not start."""
+def running(given: Server) -> Iterator[Running]:
+    """Started, ready, and gone at the end. Raises RuntimeError with its last words if it does not start."""
     with tempfile.TemporaryDirectory(prefix="peer-", dir="/tmp") as folder:
         log = Path(folder) / "log"
-        run = ["--set", f"run_dir={folder}/run"] if given.name == "octavo" else []
+        run = ["--set", f"run_dir={folder}/run"] if given.name.startswith("octavo") else []
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 [*given.command, *run],
@@ -92,17 +127,17 @@ def running(given: Server) -> Iterator[int]:
                 start_new_session=True,
             )
             try:
-                _wait_ready(process, log)
-                yield PORT
+                _wait_ready(process, given.port, log)
+                yield Running(given.port, process.pid)
             finally:
                 _stop(process)
 
 
-def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{PORT}/health", timeout=5):
+            with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)

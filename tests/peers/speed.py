@@ -2,10 +2,12 @@
 
     python -m tests.peers.speed --models DIR --venvs DIR --llama DIR [--peers NAME …] [--rounds N] [--wrap COMMAND]
 
-One server runs at a time. In each round every peer has a turn right after one of Octavo's with the same requests, so a
-ratio is of neighbours in time. What was measured is kept in `--data` (one JSON file) after each turn, and a run goes on
-where the last one ended; `--wrap` is put before the command of each turn, to have the machine alone for instance. Each
-turn takes less than four minutes. Writes tests/results/peers_speed.md; `--render` does only that.
+In a *turn* Octavo and one peer are both up, and take every workload one right after the other with the same requests;
+who is first changes from round to round and from pair to pair. So a ratio is of neighbours in time, seconds apart. The
+peer is stopped while Octavo is asked (some poll); Octavo is not, since its processes watch each other: what it takes of
+a core while nobody asks is told. What was measured is kept in `--data` (one JSON file) after each workload, and a run
+goes on where the last one ended; `--wrap` is put before the command of each turn, to have the machine alone for
+instance. A turn takes less than four minutes. Writes tests/results/peers_speed.md; `--render` does only that.
 """
 
 from __future__ import annotations
@@ -14,148 +16,80 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib import metadata
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from tests.peers.load import Call, together
-from tests.peers.servers import NAMES, Places, running, server
-from tests.peers.workloads import MORE_IS_BETTER, WORKLOADS, ids
+from tests.peers.report import OURS, Record, machine, report, versions
+from tests.peers.servers import NAMES, PORT, Places, Running, running, server
+from tests.peers.workloads import PAIRS, WORKLOADS, ids
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "peers_speed.md"
-OURS = NAMES[0]
 
-TURN_S = 150.0
-"""A turn begins no further workload after this time; the next turn goes on there."""
-
-Record = dict[str, Any]
-"""One workload of one turn: `server`, `beside` (the peer that it is compared with), `round`, `workload`, `load` of the
-machine before, and `figures`, or `error`."""
+TURN_S = 215.0
+"""Whatever is not done by then is left to the next turn."""
+LEAST_S = 25.0
+"""A turn begins no further workload with less time left."""
 
 
-def turn(name: str, beside: str, number: int, places: Places, workloads: list[str]) -> Iterator[Record]:
-    """Start the server, warm it up, run workloads for as long as a turn takes."""
-    head: Record = {"server": name, "beside": beside, "round": number, "load": os.getloadavg()[0]}
-    begun = time.monotonic()
+def turn(peer: str, number: int, places: Places, workloads: list[str]) -> Iterator[Record]:
+    """Start both, warm them up, run workloads for as long as a turn takes."""
+    until = time.monotonic() + TURN_S
+    head: Record = {"peer": peer, "round": number, "load": os.getloadavg()[0]}
     try:
-        with running(server(name, places)) as port:
-            asyncio.run(together(port, [Call(ids(10_000 + number, i, 300), 16) for i in range(8)], 8))
+        with running(server(OURS, places, PORT)) as ours, running(server(peer, places, PORT + 1)) as theirs:
+            both = {OURS: ours, peer: theirs}
+            for one in both.values():
+                asyncio.run(together(one.port, [Call(ids(10_000 + number, i, 300), 16) for i in range(8)], 8))
+            head["idle"] = _idle(both)
             for i, workload in enumerate(workloads):
-                if i and time.monotonic() - begun > TURN_S:
+                if i and until - time.monotonic() < LEAST_S:
                     return
-                yield {**head, "workload": workload, **_measured(workload, port, number)}
-    except RuntimeError as error:
+                record = {**head, "workload": workload, **_pairs(both, workload, number, until)}
+                if i and record["errors"] and time.monotonic() > until - 1:
+                    return  # it had but the rest of a turn
+                yield record
+    except (RuntimeError, ExceptionGroup) as error:
+        why = f"the two do not start or warm up: {str(error)[-500:]}"
         for workload in workloads:
-            yield {**head, "workload": workload, "figures": {}, "error": f"it does not start: {str(error)[-500:]}"}
+            yield {**head, "idle": {}, "workload": workload, "pairs": [], "errors": {peer: why}}
 
 
-def _measured(workload: str, port: int, seed: int) -> Record:
-    try:
-        mine = seed * len(WORKLOADS) + list(WORKLOADS).index(workload)  # prompts of its own: none is cached before
-        return {"figures": asyncio.run(WORKLOADS[workload](port, mine))}
-    except ExceptionGroup as errors:
-        return {"figures": {}, "error": repr(errors.exceptions[0])[:500]}
-    except (RuntimeError, TimeoutError, OSError) as error:
-        return {"figures": {}, "error": repr(error)[:500]}
+def _pairs(both: dict[str, Running], workload: str, number: int, until: float) -> Record:
+    pairs: list[dict[str, dict[str, float]]] = []
+    for i in range(PAIRS.get(workload, 1)):
+        order = list(both) if (number + i) % 2 else list(reversed(both))
+        seed = (number * 100 + i) * len(WORKLOADS) + list(WORKLOADS).index(workload)  # none is in a cache before
+        pair: dict[str, dict[str, float]] = {}
+        for name in order:
+            (theirs,) = (one for other, one in both.items() if other != OURS)
+            try:
+                with theirs.stopped() if name == OURS else nullcontext():
+                    pair[name] = asyncio.run(_within(workload, both[name].port, seed, until))
+            except (RuntimeError, TimeoutError, OSError, ExceptionGroup) as error:
+                first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+                return {"pairs": pairs, "errors": {name: repr(first)[:500]}}
+        pairs.append(pair)
+    return {"pairs": pairs, "errors": {}}
 
 
-def turns(peers: list[str], rounds: int) -> Iterator[tuple[str, str, int]]:
-    for number in range(1, rounds + 1):
-        for peer in peers:
-            yield OURS, peer, number
-            yield peer, peer, number
+async def _within(workload: str, port: int, seed: int, until: float) -> dict[str, float]:
+    async with asyncio.timeout(max(1.0, until - time.monotonic())):
+        return await WORKLOADS[workload](port, seed)
 
 
-def versions(places: Places) -> dict[str, str]:
-    """Of everybody, as the programs themselves say."""
-    found = {OURS: metadata.version("octavo")}
-    asks = {
-        "llama.cpp": [str(places.llama / "llama-server"), "--version"],
-        "vLLM": _version(places.venvs / "vllm", "vllm"),
-        "OpenVINO": _version(places.venvs / "openvino", "openvino-genai"),
-        "transformers": _version(places.venvs / "vllm", "transformers"),
-    }
-    for name, command in asks.items():
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        except OSError:
-            continue
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        if done.returncode == 0 and lines:
-            found[name] = next((line for line in lines if line.startswith("version")), lines[-1])
-    return found
-
-
-def _version(venv: Path, package: str) -> list[str]:
-    code = f"from importlib import metadata; print(metadata.version({package!r}))"
-    return [str(venv / "bin" / "python"), "-c", code]
-
-
-def machine() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
-
-
-def report(data: dict[str, Any]) -> str:
-    assert __doc__ is not None
-    taken: list[Record] = data["turns"]
-    lines = ["# Speed beside peers", "", *__doc__.strip().splitlines()[:1], "", __doc__.strip().split("\n\n", 2)[2], ""]
-    lines += [
-        data["machine"] + ".",
-        "",
-        "; ".join(f"{name}: {words}" for name, words in data["versions"].items()) + ".",
-    ]
-    lines += ["", f"Load of the machine before a turn: {_spread([one['load'] for one in taken])}.", ""]
-    peers = list(dict.fromkeys(one["server"] for one in taken if one["server"] != OURS))
-    for workload in WORKLOADS:
-        lines += [f"## {workload}", ""]
-        names = dict.fromkeys(f for one in taken if one["workload"] == workload for f in one["figures"])
-        for figure in names:
-            lines += _table(taken, peers, workload, figure)
-    failed = {(one["server"], f"{one['workload']}: {one['error'].splitlines()[-1]}") for one in taken if "error" in one}
-    if failed:
-        lines += ["## What did not work", ""] + [f"- {name}, {why}" for name, why in sorted(failed)]
-    return "\n".join(lines) + "\n"
-
-
-def _table(taken: list[Record], peers: list[str], workload: str, figure: str) -> list[str]:
-    better = "more" if figure in MORE_IS_BETTER else "less"
-    lines = [
-        f"| {figure} ({better} is better) | median (least to most) | Octavo / it, by turns | turns |",
-        "|---|---|---|---|",
-    ]
-    values = [one for one in taken if one["workload"] == workload and figure in one["figures"]]
-    ours = {(one["beside"], one["round"]): one["figures"][figure] for one in values if one["server"] == OURS}
-    for name in [OURS, *peers]:
-        mine = [one for one in values if one["server"] == name]
-        if not mine:
-            continue
-        pairs = [
-            ours[name, one["round"]] / one["figures"][figure]
-            for one in mine
-            if (name, one["round"]) in ours and one["figures"][figure]
-        ]
-        ratio = _spread(pairs) if name != OURS and pairs else ""
-        spread = _spread([one["figures"][figure] for one in mine])
-        lines.append(f"| {name} | {spread} | {ratio} | {len(mine)} |")
-    return [*lines, ""]
-
-
-def _spread(values: list[float]) -> str:
-    middle = statistics.median(values)
-    return f"{middle:.3g}" if len(values) < 2 else f"{middle:.3g} ({min(values):.3g} to {max(values):.3g})"
+def _idle(both: dict[str, Running]) -> dict[str, float]:
+    """What each takes of a core while nobody asks."""
+    before = {name: one.cpu_s() for name, one in both.items()}
+    time.sleep(2)
+    return {name: (one.cpu_s() - before[name]) / 2 for name, one in both.items()}
 
 
 def _keep(path: Path, record: Record) -> None:
@@ -164,9 +98,9 @@ def _keep(path: Path, record: Record) -> None:
     path.write_text(json.dumps(data, indent=1))
 
 
-def _missing(path: Path, name: str, beside: str, number: int, workloads: list[str]) -> list[str]:
-    known = {(one["server"], one["beside"], one["round"], one["workload"]) for one in load(path)["turns"]}
-    return [workload for workload in workloads if (name, beside, number, workload) not in known]
+def _missing(path: Path, peer: str, number: int, workloads: list[str]) -> list[str]:
+    known = {(one["peer"], one["round"], one["workload"]) for one in load(path)["turns"]}
+    return [workload for workload in workloads if (peer, number, workload) not in known]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -185,38 +119,41 @@ def main() -> None:
     options.add_argument("--data", type=Path, default=Path("peers_speed.json"))
     options.add_argument("--wrap", default="", help="put before the command of each turn")
     options.add_argument("--render", action="store_true")
-    options.add_argument("--turn", nargs=3, metavar=("SERVER", "BESIDE", "ROUND"), help="only this one")
+    options.add_argument("--turn", nargs=2, metavar=("PEER", "ROUND"), help="only this one")
     given = options.parse_args()
     places = Places(given.models.resolve(), given.venvs.resolve(), given.llama.resolve())
     if given.turn is not None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server is not left behind
-        name, beside, number = given.turn
-        for record in turn(name, beside, int(number), places, given.workloads):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers are not left behind
+        peer, number = given.turn
+        for record in turn(peer, int(number), places, given.workloads):
             _keep(given.data, record)
             print(json.dumps(record), flush=True)
         return
     if not given.render:
-        for name, beside, number in turns(given.peers, given.rounds):
-            while missing := _missing(given.data, name, beside, number, given.workloads):
-                command = [*shlex.split(given.wrap), sys.executable, "-m", "tests.peers.speed", *_again(given)]
-                command += ["--workloads", *missing, "--turn", name, beside, str(number)]
-                started = time.monotonic()
-                subprocess.run(command, check=False)
-                if _missing(given.data, name, beside, number, given.workloads) == missing:
-                    head = {"server": name, "beside": beside, "round": number, "load": os.getloadavg()[0]}
-                    lost = {"workload": missing[0], "figures": {}, "error": "nothing came of it in the time of a turn"}
-                    _keep(given.data, head | lost)
-                print(f"{name}, round {number}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        for number in range(1, given.rounds + 1):
+            for peer in given.peers:
+                _turns(given, peer, number)
     data = load(given.data) | {"machine": machine(), "versions": versions(places)}
     given.data.write_text(json.dumps(data, indent=1))
-    text = report(data)
+    assert __doc__ is not None
+    text = report(data, __doc__)
     RESULT.write_text(text)
     print(text)
 
 
-def _again(given: argparse.Namespace) -> list[str]:
-    where = ["--models", str(given.models), "--venvs", str(given.venvs), "--llama", str(given.llama)]
-    return [*where, "--data", str(given.data)]
+def _turns(given: argparse.Namespace, peer: str, number: int) -> None:
+    """As many as a peer's round takes."""
+    while missing := _missing(given.data, peer, number, given.workloads):
+        where = ["--models", given.models, "--venvs", given.venvs, "--llama", given.llama, "--data", given.data]
+        command = [*shlex.split(given.wrap), sys.executable, "-m", "tests.peers.speed", *map(str, where)]
+        command += ["--workloads", *missing, "--turn", peer, str(number)]
+        started = time.monotonic()
+        subprocess.run(command, check=False)
+        if _missing(given.data, peer, number, given.workloads) == missing:
+            head = {"peer": peer, "round": number, "load": os.getloadavg()[0], "idle": {}, "workload": missing[0]}
+            _keep(given.data, head | {"pairs": [], "errors": {peer: "nothing came of it in the time of a turn"}})
+        took = time.monotonic() - started
+        print(f"{peer}, round {number}: {took:.0f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

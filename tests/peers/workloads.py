@@ -50,7 +50,7 @@ async def prefill(port: int, seed: int) -> Figures:
 
 
 async def shared(port: int, seed: int) -> Figures:
-    """32 requests that share 1 024 tokens and have 16 of their own, 8 at once; then one alone, warm."""
+    """32 requests that share 1 024 tokens and have 16 of their own, all at once; then one alone, warm."""
     prefix = ids(seed, 0, 1024)
     (cold,) = await together(port, [Call([*ids(seed, 999, 1024), *ids(seed, 998, 16)], 8)], 1)
     found = await together(port, [Call([*prefix, *ids(seed, 1 + i, 16)], 16) for i in range(32)], 32)
@@ -83,3 +83,5 @@ WORKLOADS: dict[str, Workload] = {
     "4 streams + 4096": intruder,
 }
 MORE_IS_BETTER = ("tok/s",)
+PAIRS = {"c=1, 128 in 128 out": 3, "prefill 512": 3}
+"""Short ones are repeated within a turn."""
