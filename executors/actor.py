@@ -28,6 +28,7 @@ from octavo.executors.adapters import Holds
 from octavo.executors.base import Ahead
 from octavo.executors.choice import load_executor
 from octavo.executors.moments import GROWTH, WARM_STEPS, Moment, measure
+from octavo.executors.threads import keep_to
 
 PATIENCE_NS = 1_000_000_000
 """A step that takes longer is waited for, so that heartbeats tell of a device that hangs."""
@@ -43,6 +44,7 @@ class ExecutorActor(Shell):
         self._sizes = [0] * len(SIZE_NAMES)
         self._next_moment = WARM_STEPS
         self.events.emit(measure("before_load", 0, None))
+        keep_to(config.executor.cores)
         chosen = load_executor(config, run_dir, first=generation == 1)
         self._executor = chosen.executor
         self._ahead = chosen.executor if isinstance(chosen.executor, Ahead) else None
@@ -52,7 +54,7 @@ class ExecutorActor(Shell):
         """When a step began to be under way with nothing else to do."""
         facts = self._executor.facts
         adapters = self._configured(config) if generation == 1 else []
-        self.events.emit(measure("after_load", 0, facts))
+        self._measure("after_load")
         how = f"{chosen.kind} ({facts.executor})" if facts.executor else chosen.kind
         facts = msgspec.structs.replace(facts, executor=how, note=chosen.note)
         self.link.send(Ready(facts, adapters=adapters))
@@ -74,8 +76,11 @@ class ExecutorActor(Shell):
                 why = "this executor has no LoRA adapters; native and cpu do"
                 self.link.send(AdapterRead(number=message.number, why=why))
         elif isinstance(message, Adapters):
+            before = held.nbytes
             for adapter, why in held.listed(message.adapters):
                 self.link.send(AdapterLost(adapter=adapter, why=why))
+            if held.nbytes != before:
+                self._measure_again()
         elif message.name == self._executor.facts.model_id:
             why = f"{message.name!r} is the model itself; give the adapter another name"
             self.link.send(AdapterRead(number=message.number, why=why))
@@ -86,6 +91,7 @@ class ExecutorActor(Shell):
                 self.link.send(AdapterRead(number=message.number, why=str(error)))
             else:
                 self.link.send(AdapterRead(number=message.number, adapter=adapter))
+                self._measure_again()
 
     def peer(self, news: PeerUp | PeerDown) -> None:
         if self._ahead is not None:
@@ -131,9 +137,17 @@ class ExecutorActor(Shell):
             )
         )
         if self._steps == self._next_moment:
-            moment: Moment = "warmed_up" if self._steps == WARM_STEPS else "under_load"
-            self.events.emit(measure(moment, self._steps, self._executor.facts))
+            self._measure("warmed_up" if self._steps == WARM_STEPS else "under_load")
             self._next_moment *= GROWTH
+
+    def _measure(self, moment: Moment) -> None:
+        held = self._executor.adapters
+        self.events.emit(measure(moment, self._steps, self._executor.facts, 0 if held is None else held.nbytes))
+
+    def _measure_again(self) -> None:
+        """Adapters came or went. Before the first steps are done, their moment will show it."""
+        if self._steps > WARM_STEPS:
+            self._measure("under_load")
 
     def _count(self, computed: int) -> None:
         self._computed += computed

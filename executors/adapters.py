@@ -39,6 +39,11 @@ class AdapterError(ModelError):
 class Holds(Protocol):
     """What the executor's process needs of them."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that all of them take."""
+        ...
+
     def load(self, name: str, path: str) -> Adapter:
         """Raises `ModelError` with what is wrong with it."""
         ...
@@ -56,15 +61,24 @@ class Finds(Protocol):
 
 class Adapters(Generic[C, P]):
     """`read` reads a path, and `prepare` makes of it what the executor computes with; both raise `ModelError`.
-    `in_use` tells the digests that residents have."""
+    `in_use` tells the digests that residents have, `size` the bytes that one takes."""
 
     def __init__(
-        self, read: Callable[[Path], C], prepare: Callable[[C], P], in_use: Callable[[], set[bytes]] = set
+        self,
+        read: Callable[[Path], C],
+        prepare: Callable[[C], P],
+        in_use: Callable[[], set[bytes]] = set,
+        size: Callable[[P], int] = lambda _: 0,
     ) -> None:
         self._read = read
         self._prepare = prepare
         self._in_use = in_use
+        self._size = size
         self._held: dict[bytes, P] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(self._size, self._held.values()))
 
     def load(self, name: str, path: str) -> Adapter:
         where = _absolute(path)

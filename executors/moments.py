@@ -34,8 +34,8 @@ def device_memory() -> DeviceMemory | None:
     return DeviceMemory(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
 
 
-def measure(moment: Moment, steps: int, facts: Facts | None) -> MemoryMeasured:
-    """As of now."""
+def measure(moment: Moment, steps: int, facts: Facts | None, adapters: int = 0) -> MemoryMeasured:
+    """As of now; `adapters` are the bytes that LoRA adapters take."""
     host, device = process_memory(), device_memory()
     assert host is not None  # a process finds itself
     return MemoryMeasured(
@@ -46,4 +46,5 @@ def measure(moment: Moment, steps: int, facts: Facts | None) -> MemoryMeasured:
         device_reserved=None if device is None else device.reserved,
         block_bytes=0 if facts is None else facts.block_bytes,
         blocks=0 if facts is None else facts.places,
+        adapters=adapters,
     )

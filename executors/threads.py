@@ -1,4 +1,5 @@
-"""How many threads may compute here: the cores that this process may use, and no more than its CPU quota pays for.
+"""Which cores may compute here, and how many threads: as many as there are cores that this process may use, and no more
+than its CPU quota pays for.
 
 Beyond a quota every thread is stopped for the rest of the period, so a step would take a tenth of a second now and
 then. Linux's control groups, version 2 and 1: a container sees its own limits at the root, a service those of its
@@ -8,8 +9,10 @@ parents too.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from octavo.core.models.errors import ModelError
 
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -17,6 +20,19 @@ CGROUPS = Path("/sys/fs/cgroup")
 def default_threads() -> int:
     """At least 1."""
     return max(1, min(len(os.sched_getaffinity(0)), int(quota(CGROUPS, _own()))))
+
+
+def keep_to(cores: Sequence[int]) -> None:
+    """This thread and those that it starts from now on run on these only. Raises `ModelError` for one that the process
+    may not use."""
+    if not cores:
+        return
+    allowed = os.sched_getaffinity(0)
+    if missing := sorted(set(cores) - allowed):
+        raise ModelError(
+            f"executor.cores has core {missing[0]}, which this process may not use; it may use {sorted(allowed)}"
+        )
+    os.sched_setaffinity(0, cores)
 
 
 def quota(root: Path, own: str) -> float:

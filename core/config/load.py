@@ -266,6 +266,8 @@ def _describe(kind: inspect.Type) -> str:
             return " or ".join(_describe(one) for one in types if not isinstance(one, inspect.NoneType))
         case inspect.DictType(value_type=value):
             return f"a table whose values are {_describe(value)}"
+        case inspect.VarTupleType(item_type=item):
+            return f"a list of which each is {_describe(item)}"
         case inspect.AnyType():
             return "a finite value"
     raise TypeError(f"the schema uses {kind}, for which there are no words here")

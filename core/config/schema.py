@@ -76,7 +76,9 @@ class ExecutorConfig(Section, frozen=True):
     """Entry point in `octavo.executor`. `auto`: `ghost` for the ghost model, else the first of `native`, `cpu` and
     `transformers` that is to be had here and serves the model; decided at the first start of a run."""
     threads: Annotated[int, Meta(ge=0)] = 0
-    """Compute threads; 0 means one per core."""
+    """Compute threads; 0 means one for each core that the executor may use, and no more than its CPU quota pays for."""
+    cores: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    """Numbers of the cores that the executor runs on; empty: all that its process may use."""
     grammar: str = "llguidance"
     """Entry point in `octavo.grammar`: what keeps answers to a schema or a grammar; the other one is `xgrammar`."""
     mode: Literal["fast", "exact"] = "fast"

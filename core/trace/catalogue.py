@@ -306,7 +306,7 @@ class MemoryMeasured(Event, frozen=True, kw_only=True, tag="memory.measured"):
     """What the executor's process holds, in bytes, at a `moment`: `before_load`, `after_load`, `warmed_up` (after its
     first steps) or `under_load` (now and then, more and more seldom). Of the host `resident` is `anonymous` and mapped
     `file` memory, `peak` the most so far; of the device what tensors hold and what is held for them (None without
-    one). The KV pool is `blocks` of `block_bytes`, 0 before it is made."""
+    one). The KV pool is `blocks` of `block_bytes`, 0 before it is made; `adapters` are what LoRA adapters hold."""
 
     moment: str
     steps: int
@@ -318,6 +318,7 @@ class MemoryMeasured(Event, frozen=True, kw_only=True, tag="memory.measured"):
     device_reserved: int | None
     block_bytes: int
     blocks: int
+    adapters: int = 0
 
 
 class StepCompleted(Event, frozen=True, kw_only=True, tag="step.completed"):

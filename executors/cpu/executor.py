@@ -6,9 +6,9 @@ and blocks, and whether its KV was computed now, found in the cache or recompute
 
 from __future__ import annotations
 
-import os
 import time
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self
 
 import msgspec
@@ -35,6 +35,7 @@ from octavo.executors.loading.files import load_model
 from octavo.executors.loading.peft import Lora, read
 from octavo.executors.outcome import Settlement
 from octavo.executors.residents import Residents
+from octavo.executors.threads import default_threads
 
 _MODE = b"exact fp32"
 
@@ -65,7 +66,7 @@ class CpuExecutor:
         """Raises `ModelError` for a model that is not there, not of this family or too big, `NotExactError` when this
         machine cannot be exact."""
         kept_as(config, PLAIN_KV, "cpu")
-        torch.set_num_threads(config.executor.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(config.executor.threads or default_threads())
         files = locate(config.model.path)
         model = load_model(files)
         spec = model.spec
@@ -102,7 +103,10 @@ class CpuExecutor:
             return None
         with torch.inference_mode():
             llama.adapters = Adapters(
-                partial(read, spec=llama.spec), partial(exact_adapter, like=llama.arithmetic), self._residents.adapters
+                partial(read, spec=llama.spec),
+                partial(exact_adapter, like=llama.arithmetic),
+                self._residents.adapters,
+                attrgetter("nbytes"),
             )
         return llama.adapters
 

@@ -31,10 +31,12 @@ class Low(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """An adapter as linears. `rows` are the row counts at which all of them are exact."""
+    """An adapter as linears. `rows` are the row counts at which all of them are exact; `nbytes` is what their numbers
+    take."""
 
     lows: Mapping[str, tuple[Low, ...]]
     rows: RowCounts
+    nbytes: int
 
 
 class Adapted(NamedTuple):

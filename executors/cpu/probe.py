@@ -102,7 +102,8 @@ def exact_adapter(lora: Lora, like: Arithmetic) -> Packed:
         for shape, linear in shapes.items():
             counts &= equal_row_counts(linear, shape[1], _ADAPTER_ROWS)
         if counts:
-            return Packed(lows, RowCounts(tuple(sorted(counts))))
+            nbytes = sum(part.down.nbytes + part.up.nbytes for parts in lora.parts.values() for part in parts)
+            return Packed(lows, RowCounts(tuple(sorted(counts))), nbytes)
     raise NotExactError("no way was found to compute this adapter's numbers independently of the batch")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from octavo.executors.threads import default_threads
 from octavo.kernels.cuda.cache import folder
 from octavo.kernels.cuda.cubins import Cubin, checked_arch, cubin
 from octavo.kernels.cuda.nvrtc import NvrtcError
@@ -90,7 +90,7 @@ def _built(archs: list[str], name: str, where: Path | None) -> Iterator[Built]:
     """In the order of the archs. The compiler works outside of Python: as many at a time as there are cores."""
     known = [checked_arch(arch) for arch in archs]
     wanted = [(arch, kernel) for arch in known for kernel in shipped(arch) if name in kernel.instance.name]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(default_threads()) as pool:
         made = pool.map(lambda one: cubin(one[1].instance, one[0], where=where), wanted)
         for (arch, kernel), one in zip(wanted, made, strict=True):
             yield Built(arch, kernel, one)

@@ -15,6 +15,7 @@ import torch
 from octavo.core.config.schema import Config
 from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.graphs import Replay
+from octavo.executors.threads import default_threads
 from octavo.kernels.cuda.emulator import Emulator
 from octavo.kernels.cuda.launch import Kernels
 
@@ -43,6 +44,6 @@ class EmulatedCudaExecutor(CudaExecutor):
     @classmethod
     def load(cls, config: Config) -> Self:
         """Raises `EmulatorError` without g++, `ModelError` when the model does not fit the kernels."""
-        torch.set_num_threads(config.executor.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(config.executor.threads or default_threads())
         kernels = Kernels(Emulator(), torch.device("cpu"), threads=THREADS, sampling_threads=THREADS)
         return cls.on(kernels, config, torch.float16, HostMemory(), again)

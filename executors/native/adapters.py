@@ -42,6 +42,10 @@ class Packed:
         self._parts = (CPart * len(parts))(*parts)
         self.c = CAdapter(self._first.ctypes.data, ctypes.addressof(self._parts))
 
+    @property
+    def nbytes(self) -> int:
+        return self._arena.size
+
     def _pieces(self, part: Part, name: str, spec: Spec) -> list[CPart]:
         """Where gate and up rows stand in turn, a part for each of the two."""
         down = self._matrix(part.down, 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple, Self
 
 import msgspec
@@ -62,7 +63,10 @@ class NativeExecutor:
         self._residents = Residents()
         spec, library = model.weights.spec, model.weights.library
         self.adapters: Adapters[Lora, Packed] = Adapters(
-            partial(read, spec=spec), partial(Packed, library, spec=spec), self._residents.adapters
+            partial(read, spec=spec),
+            partial(Packed, library, spec=spec),
+            self._residents.adapters,
+            attrgetter("nbytes"),
         )
         self._matchers = Matchers(grammars)
         self._settlement = Settlement(facts.vocab_size, self.adapters)

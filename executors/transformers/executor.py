@@ -6,7 +6,6 @@ company, bit for bit; and it must be what the library's own attention gives, wit
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +30,7 @@ from octavo.executors.grammars import grammars_of
 from octavo.executors.loading.fingerprint import fingerprint
 from octavo.executors.loading.rope import Rope
 from octavo.executors.loading.spec import Spec
+from octavo.executors.threads import default_threads
 from octavo.executors.transformers.decoder import Decoder, kv_shape, linears
 
 _MODE = b"transformers fp32"
@@ -49,7 +49,7 @@ class TransformersExecutor(CpuExecutor):
     def load(cls, config: Config) -> Self:
         """Raises `ModelError` for what is no folder, what the library does not know, and what fails a check."""
         kept_as(config, PLAIN_KV, "transformers")
-        torch.set_num_threads(config.executor.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(config.executor.threads or default_threads())
         files = locate(config.model.path)
         if files.kind != "folder" or files.path is None:
             raise ModelError(f"the executor 'transformers' reads model folders; {files.model_id} is none")

@@ -4,7 +4,8 @@ Some of it is measured, some follows from other figures (estimated), and some no
 
     host     total               measured: what is resident
              runtime overhead    measured: what was resident before anything was loaded
-             weights             measured: what loading added
+             weights             measured: what loading added, less the adapters
+             adapters            computed: LoRA adapters as they are held
              KV pool             estimated: pages are taken when they are first written, so the blocks ever in use
              activations         estimated: what is left, with what the libraries keep for themselves (workspace)
              workspace           unobservable: libraries do not say
@@ -26,7 +27,7 @@ from octavo.core.trace.catalogue import MemoryMeasured, StepBound
 from octavo.core.trace.read import Line
 
 MOMENTS = ("before_load", "after_load", "warmed_up", "under_load")
-PARTS = ("weights", "KV pool", "activations", "workspace", "runtime overhead", "total")
+PARTS = ("weights", "adapters", "KV pool", "activations", "workspace", "runtime overhead", "total")
 
 
 class Figure(NamedTuple):
@@ -79,12 +80,13 @@ def _host(before: MemoryMeasured, after: MemoryMeasured, now: MemoryMeasured, bl
     total, overhead = Figure(now.resident, "measured"), Figure(before.resident, "measured")
     if now.moment == "before_load":
         return {"runtime overhead": overhead, "total": total}
-    weights = after.resident - before.resident
+    weights = after.resident - before.resident - after.adapters
     on_device = after.device_reserved is not None
     pool = 0 if on_device else min(blocks, now.blocks) * now.block_bytes
-    rest = max(0, now.resident - after.resident - pool)
+    rest = max(0, now.resident - after.resident - pool - (now.adapters - after.adapters))
     return {
         "weights": Figure(weights, "measured"),
+        "adapters": Figure(now.adapters, "measured"),
         "KV pool": NOTHING if on_device else Figure(pool, "estimated"),
         "activations": LATER if now.moment == "after_load" else Figure(rest, "estimated"),
         "workspace": LATER if now.moment == "after_load" else UNSEEN,

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig
@@ -91,6 +92,23 @@ def test_it_is_what_merged_weights_give(
         row = expected[len(ids) - 1 + i]
         for token, value in zip(entry.top_ids, entry.top_logprobs, strict=True):
             assert abs(value - float(row[token])) < most
+
+
+def test_what_adapters_hold_is_counted_until_nobody_names_them(made: Made) -> None:
+    held = holds(executor(made.base, "native fast"))
+    assert held.nbytes == 0
+    red = held.load("red", str(made.red))
+    alone = held.nbytes
+    numbers = sum(tensor.numel() for tensor in load_file(made.red / "adapter_model.safetensors").values())
+    assert 2 * numbers <= alone <= 16 * numbers  # 16 or 32 bits; rows are filled up to blocks of 16
+    assert held.load("twin", str(made.twin)).digest == red.digest
+    assert held.nbytes == alone  # the same content, held once
+    held.load("blue", str(made.blue))
+    assert held.nbytes > alone
+    held.listed([red])
+    assert held.nbytes == alone
+    held.listed([])
+    assert held.nbytes == 0
 
 
 def test_adapters_differ_from_each_other_and_from_the_base(

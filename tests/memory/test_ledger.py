@@ -57,6 +57,21 @@ def test_the_host_parts_sum_to_what_is_resident() -> None:
         assert column.device == {}
 
 
+def test_adapters_are_no_weights_and_no_activations() -> None:
+    run = [
+        line(1, "before_load", 40, blocks=0),
+        line(2, "after_load", 140, adapters=8 * MIB),
+        line(3, "under_load", 180, adapters=28 * MIB),
+    ]
+    _, after, load = ledger(run)
+    assert (after.host["weights"].size, after.host["adapters"].size) == (92 * MIB, 8 * MIB)
+    assert (load.host["weights"].size, load.host["adapters"].size) == (92 * MIB, 28 * MIB)
+    assert load.host["activations"].size == 20 * MIB
+    for column in (after, load):
+        sizes = [figure.size or 0 for part, figure in column.host.items() if part != "total"]
+        assert sum(sizes) == column.host["total"].size
+
+
 def test_a_device_is_told_apart_from_the_host() -> None:
     on = {"device_allocated": 0, "device_reserved": 0}
     run = [

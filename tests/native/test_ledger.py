@@ -13,8 +13,8 @@ from octavo.executors.native.executor import NativeExecutor
 from tests.executors.tiny import save_tiny
 
 FILLED = """
-import numpy as np
-from octavo.core.config.schema import Config, KvConfig
+import sys
+from octavo.core.config.schema import Config, ExecutorConfig, KvConfig
 from octavo.core.memory import process_memory
 from octavo.executors.native.executor import NativeExecutor
 from octavo.executors.native.library import int32s
@@ -24,8 +24,9 @@ from octavo.executors.loading.files import open_checkpoint
 
 open_checkpoint(locate("default"))  # what reading a file leaves behind is no part of the ledger
 before = process_memory().anonymous
-executor = NativeExecutor.load(Config(kv=KvConfig(tokens=16384)))
+executor = NativeExecutor.load(Config(kv=KvConfig(tokens=16384), executor=ExecutorConfig(kv=sys.argv[1])))
 facts = executor.facts
+print(facts.weights_bytes, process_memory().anonymous - before)
 ids, none = int32s(range(512)), int32s([])
 table = int32s(range(facts.total_blocks))
 places = ids, int32s([0] * 512), table, int32s([0, len(table)])
@@ -37,14 +38,16 @@ print(held, process_memory().anonymous - before)
 """
 
 
-def test_the_ledger_is_what_the_system_counts() -> None:
-    """Of the default model, with every block of the pool and every row of the workspace written."""
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+def test_the_ledger_is_what_the_system_counts(kv: str) -> None:
+    """Of the default model: once it is loaded, and with every block of the pool and row of the workspace written."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", FILLED], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-P", "-c", FILLED, kv], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
-    held, counted = map(int, done.stdout.split())
-    assert held == pytest.approx(counted, rel=0.05)
+    for line in done.stdout.splitlines():
+        held, counted = map(int, line.split())
+        assert held == pytest.approx(counted, rel=0.05), done.stdout
 
 
 def test_how_kv_is_kept_is_a_choice_but_not_in_exact_mode(tmp_path: object) -> None:
