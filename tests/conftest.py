@@ -16,6 +16,7 @@ def root() -> Path:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-runs", default="1000", help="runs of the cores' fuzzer")
     parser.addoption("--fuzz-seed", default="0", help="its first seed")
+    parser.addoption("--neon", action="store_true", help="the step library's level for Arm, built and emulated here")
     parser.addoption("--sanitizers", action="store_true", help="the whole step library under them; writes its results")
     parser.addoption(
         "--sim-real", default="", help="compare the simulator with this executor (native, cpu); writes its results"

@@ -22,7 +22,8 @@ class Checkpoint:
     parts) or i.up; with experts i.router, and i.e.gate_up and i.e.down of each expert e, i.shared.gate_up and
     i.shared.down. With latents, in place of i.qkv: i.q or i.q_a and i.q_b, i.kv_a, and i.h.uk and i.h.uv of each head.
     `vectors` are fp32: norm and, per layer, attn_norm, mlp_norm, q_norm, k_norm, post_attn_norm, post_mlp_norm,
-    q_a_norm, kv_norm; with `.bias` behind the name those of norms and matrices. `notes` tell of what was left aside."""
+    q_a_norm, kv_norm; with sigmoids i.correction; with `.bias` behind the name those of norms and matrices. `notes`
+    tell of what was left aside."""
 
     spec: Spec
     matrices: dict[str, list[Rows]]
@@ -108,6 +109,8 @@ def _norms(spec: Spec) -> Iterator[tuple[str, int]]:
             yield f"{i}.kv_norm", spec.latent.rank
             if spec.latent.query_rank:
                 yield f"{i}.q_a_norm", spec.latent.query_rank
+        if spec.experts and spec.experts.sigmoid and spec.is_mixture(i):
+            yield f"{i}.correction", spec.experts.count
 
 
 class Source(Protocol):
@@ -135,6 +138,8 @@ class Names:
     order: Mapping[str, Callable[[Int32s], Int32s]] | None = None
     norm_offset: float = 0.0
     """Norm weights are stored so much too small."""
+    correction: str = ""
+    """What is added to each expert's score where experts are chosen."""
 
 
 def gather(spec: Spec, names: Names, source: Source) -> tuple[dict[str, list[Rows]], dict[str, Floats]]:
@@ -182,6 +187,8 @@ def gather(spec: Spec, names: Names, source: Source) -> tuple[dict[str, list[Row
                 matrix(f"{i}.{ours.format(e=e)}", stored)
         for ours, theirs in names.norms.items():
             norm(f"{i}.{ours}", layer + theirs)
+        if names.correction and (values := source.vector(layer + names.correction)) is not None:
+            vectors[f"{i}.correction"] = values
     return matrices, vectors
 
 

@@ -207,12 +207,8 @@ def _qwen3_moe(config: Config) -> dict[str, Any]:
     return _qwen3(config) | {"experts": experts}
 
 
-def _deepseek_v2(config: Config) -> dict[str, Any]:
+def _deepseek(config: Config) -> dict[str, Any]:
     """Its attention keeps latents; what scales its scores beyond the heads' size comes with yarn (`mscale_all_dim`)."""
-    for key, known in (("scoring_func", ("softmax",)), ("moe_layer_freq", (1,)), ("norm_topk_prob", (False,)),
-                       ("topk_method", ("greedy", "group_limited_greedy"))):  # fmt: skip
-        if (said := config.get(key)) is not None and said not in known:
-            raise ModelError(f"the model's {key} is {said!r}; known is {' or '.join(map(repr, known))}")
     latent = Latent(
         int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"]), int(config["qk_nope_head_dim"]),
         int(config["v_head_dim"]), int(config.get("q_lora_rank") or 0),
@@ -222,19 +218,8 @@ def _deepseek_v2(config: Config) -> dict[str, Any]:
     given, scale = config.get("rope_parameters") or config.get("rope_scaling") or {}, 1.0
     if (given.get("rope_type") or given.get("type") or "default") != "default" and given.get("mscale_all_dim"):
         scale = yarn_scale(float(given["factor"]), float(given["mscale_all_dim"]))
-    experts = None
-    if config.get("n_routed_experts"):
-        inner, grouped = int(config["moe_intermediate_size"]), config.get("topk_method") == "group_limited_greedy"
-        experts = Experts(
-            int(config["n_routed_experts"]), int(config["num_experts_per_tok"]), inner, normed=False,
-            scale=float(config.get("routed_scaling_factor") or 1.0),
-            groups=int(config["n_group"]) if grouped else 0, groups_used=int(config["topk_group"]) if grouped else 0,
-            dense=int(config.get("first_k_dense_replace") or 0),
-            shared=inner * int(config.get("n_shared_experts") or 0),
-        )  # fmt: skip
     return {
         "latent": latent,
-        "experts": experts,
         "kv_heads": 1,
         "head_dim": latent.rank + latent.rotated,
         "rotated": latent.rotated,
@@ -242,7 +227,40 @@ def _deepseek_v2(config: Config) -> dict[str, Any]:
     }
 
 
-def _deepseek_v2_names(spec: Spec) -> Names:
+def _deepseek_experts(config: Config, *, normed: bool, grouped: bool, sigmoid: bool = False) -> Experts | None:
+    if not config.get("n_routed_experts"):
+        return None
+    inner = int(config["moe_intermediate_size"])
+    return Experts(
+        int(config["n_routed_experts"]), int(config["num_experts_per_tok"]), inner, normed=normed,
+        scale=float(config.get("routed_scaling_factor") or 1.0),
+        groups=int(config["n_group"]) if grouped else 0, groups_used=int(config["topk_group"]) if grouped else 0,
+        dense=int(config.get("first_k_dense_replace") or 0),
+        shared=inner * int(config.get("n_shared_experts") or 0), sigmoid=sigmoid,
+    )  # fmt: skip
+
+
+def _known(config: Config, **values: tuple[object, ...]) -> None:
+    for key, known in values.items():
+        if (said := config.get(key)) is not None and said not in known:
+            raise ModelError(f"the model's {key} is {said!r}; known is {' or '.join(map(repr, known))}")
+
+
+def _deepseek_v2(config: Config) -> dict[str, Any]:
+    methods = ("greedy", "group_limited_greedy")
+    _known(config, scoring_func=("softmax",), moe_layer_freq=(1,), norm_topk_prob=(False,), topk_method=methods)
+    grouped = config.get("topk_method") == "group_limited_greedy"
+    return _deepseek(config) | {"experts": _deepseek_experts(config, normed=False, grouped=grouped)}
+
+
+def _deepseek_v3(config: Config) -> dict[str, Any]:
+    """What it predicts beyond the next token (layers after the last) is left aside."""
+    _known(config, scoring_func=("sigmoid",), moe_layer_freq=(1,), topk_method=("noaux_tc",), rope_interleave=(True,))
+    normed, grouped = bool(config.get("norm_topk_prob", True)), int(config.get("n_group") or 1) > 1
+    return _deepseek(config) | {"experts": _deepseek_experts(config, normed=normed, grouped=grouped, sigmoid=True)}
+
+
+def _deepseek_names(spec: Spec) -> Names:
     assert spec.latent is not None
     rotated = spec.latent.rotated
     turned = partial(pairs_last, heads=spec.heads, rotated=rotated)
@@ -270,6 +288,7 @@ def _deepseek_v2_names(spec: Spec) -> Names:
             "q_b_proj": turned,
             "kv_a_proj_with_mqa": partial(pairs_last, heads=1, rotated=rotated),
         },
+        correction="mlp.gate.e_score_correction_bias",
     )
 
 
@@ -288,7 +307,8 @@ _FAMILIES: dict[str, tuple[_Facts, Names | Callable[[Spec], Names]]] = {
     "gpt2": (_gpt2_facts, _GPT2),
     "mixtral": (_mixtral, _MIXTRAL),
     "qwen3_moe": (_qwen3_moe, _QWEN3_MOE),
-    "deepseek_v2": (_deepseek_v2, _deepseek_v2_names),
+    "deepseek_v2": (_deepseek_v2, _deepseek_names),
+    "deepseek_v3": (_deepseek_v3, _deepseek_names),
 }
 _GPT2_KEYS = {
     "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",

@@ -1,4 +1,4 @@
-"""Latent attention (MLA: DeepSeek-V2, arXiv 2405.04434) as a checkpoint has it, turned to how it is computed.
+"""Latent attention (MLA: DeepSeek-V2 and V3, arXiv 2405.04434) as a checkpoint has it, turned to how it is computed.
 
 A layer stores one matrix that makes every head's keys and values of a token's latent. Scores need no keys: a query
 taken through the transpose of its head's key rows meets the latent itself, and what a head mixes of latents goes

@@ -32,8 +32,9 @@ MOST_LAYERS, MOST_EXPERTS = 4096, 4096
 class Experts:
     """A layer's MLP is `count` small ones of width `inner`; a token goes through the `used` best. Their weights are
     the router's softmax over all, made to sum to 1 again if `normed`, times `scale`. With `groups` only experts of the
-    `groups_used` best are looked at. The first `dense` layers have an ordinary MLP. Beside them every token goes
-    through one of width `shared`, if that is not 0."""
+    `groups_used` best are looked at. With `sigmoid` weights are the sigmoids of the router's logits, and which are best
+    is said by those with a correction added to each expert's; a group is as good as its best two. The first `dense`
+    layers have an ordinary MLP. Beside them every token goes through one of width `shared`, if that is not 0."""
 
     count: int
     used: int
@@ -44,6 +45,7 @@ class Experts:
     groups_used: int = 0
     dense: int = 0
     shared: int = 0
+    sigmoid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,8 @@ class Spec:
                 raise ModelError(
                     f"{experts.groups_used} of {experts.groups} groups of {experts.count} experts cannot be"
                 )
+            if experts.sigmoid and experts.count // experts.groups < 2:
+                raise ModelError(f"groups of one expert do not have the best two: {experts.groups} of {experts.count}")
             if experts.used > experts.groups_used * (experts.count // experts.groups):
                 raise ModelError(f"{experts.groups_used} groups of experts do not have {experts.used}")
         if (latent := self.latent) and min(latent.rank, latent.rotated, latent.kept, latent.values) < 1:
@@ -180,6 +184,8 @@ class Spec:
 
     def beyond_cuda(self) -> str | None:
         """What of this model the CUDA executor does not have, in a few words."""
+        if self.experts is not None and self.experts.sigmoid:
+            return "experts that are chosen by corrected sigmoids"
         widths = [self.hidden]
         if not all(self.is_mixture(i) for i in range(self.layers)):
             widths.append(self.inner)

@@ -73,6 +73,7 @@ class Isa(IntEnum):
     AVX2 = 1
     AVX512 = 2
     AMX = 3
+    NEON = 4
 
 
 class CMatrix(c.Structure):
@@ -99,6 +100,7 @@ class COp(c.Structure):
                 "used",
                 "groups",
                 "groups_used",
+                "sigmoid",
                 "queries",
                 "keys",
                 "site",

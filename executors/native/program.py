@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,6 +53,7 @@ from octavo.executors.native.matrix import (
     size_of,
     storage,
 )
+from octavo.executors.threads import default_threads
 
 X, QKV, MIXED, INNER, SIDE, ROUTER, SLOT_INNER, SLOT, LOW, QUERIES, KEYS, LATENTS, WIDE = range(13)
 SITES = ("qkv", "o", "up", "down")
@@ -137,7 +137,7 @@ class Weights:
             for name, (_, _, parts) in plans.items()
             for part, targets in zip(parts, _targets(name, parts), strict=True)
         ]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        with ThreadPoolExecutor(default_threads()) as threads:
             list(threads.map(lambda item: self._fill(*item), work))
         self.columns = {name: parts[0].columns for name, (_, _, parts) in plans.items() if parts[0].columns is not None}
         """Of matrices whose columns are moved: where each of them was."""
@@ -417,6 +417,7 @@ class _Program:
         route = self._op(OpKind.ROUTE, ROUTER, ROUTER)
         route.experts, route.used, route.scale = experts.count, experts.used, experts.scale
         route.groups, route.groups_used = experts.groups, experts.groups_used
+        route.sigmoid, route.bias = experts.sigmoid, self._vector(f"{i}.correction")
         route.mode = Mode.ADD if experts.normed else Mode.STORE
         each = range(experts.count)
         rise = self._side_by_side(OpKind.RISE, X, SLOT_INNER, [f"{i}.{e}.gate_up" for e in each])

@@ -26,14 +26,15 @@ _EXACT = ("-ffp-contract=off",)
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c")
 # Compilers before g++ 11 and clang++ 12 do not take these; the library is then without that level.
 AMX = ("-mamx-tile", "-mamx-int8", "-mamx-bf16")
-_LEVELS = {
+_LEVELS: dict[str, tuple[str, ...]] = {
     "isa_avx2": ("-mavx2", "-mfma", "-mf16c"),
     "isa_avx512": _AVX512,
     "isa_amx": (*_AVX512, *AMX),
 }
+_ARM_LEVELS: dict[str, tuple[str, ...]] = {"isa_neon": ("-march=armv8.2-a+dotprod",)}
 _UNITS = ("dispatch", "matrix", "sample", "step", "team")
-# What an x86 without AVX2 takes, which is hardly ever run: -O1 builds it in a fifth of the time of -O3. Other machines
-# have nothing else.
+# What an x86 without AVX2 or an Arm without dot products takes, which is hardly ever run: -O1 builds it in a fifth of
+# the time of -O3. Other machines have nothing else.
 _SELDOM = ("-O1",)
 _TIMEOUT_S = 600
 
@@ -45,7 +46,7 @@ class BuildError(OSError):
 def library(cache: Path, extra: tuple[str, ...] = (), *, before: Callable[[], None] = lambda: None) -> Path:
     """The library's file, built below `cache` if there is none; `before` is called before that. `extra` flags come last
     (sanitizers, tests)."""
-    units = {name: (*_FLAGS, *_EXACT, *flags, *extra) for name, flags in _units().items()}
+    units = {name: (*made, *extra) for name, made in flags().items()}
     name = f"cpu-{_key(units)}.so"
     if (shipped := SOURCES / name).exists():
         return shipped
@@ -72,10 +73,12 @@ def _only_one(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _units() -> dict[str, tuple[str, ...]]:
-    """Flags by unit; those that take longest come first."""
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    return (_LEVELS if x86 else {}) | {"isa_plain": _SELDOM if x86 else ()} | dict.fromkeys(_UNITS, ())
+def flags() -> dict[str, tuple[str, ...]]:
+    """By unit, on this machine; those that take longest come first."""
+    x86, arm = platform.machine() in ("x86_64", "AMD64"), platform.machine() in ("aarch64", "arm64")
+    levels = _LEVELS if x86 else _ARM_LEVELS if arm else {}
+    plain: dict[str, tuple[str, ...]] = {"isa_plain": _SELDOM if levels else (), **dict.fromkeys(_UNITS, ())}
+    return {name: (*_FLAGS, *_EXACT, *own) for name, own in (levels | plain).items()}
 
 
 def find_compiler() -> str:

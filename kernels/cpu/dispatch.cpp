@@ -8,6 +8,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 namespace {
 
@@ -49,6 +53,10 @@ int best_level() {
         return 1;
     return octavo::tiled_amx.product && tiles_allowed() ? 3 : 2;
 }
+#elif defined(__aarch64__) && defined(__linux__)
+int best_level() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? 4 : 0; }
+#elif defined(__aarch64__) && defined(__APPLE__)
+int best_level() { return 4; }  // there is none without dot products
 #else
 int best_level() { return 0; }
 #endif
@@ -61,6 +69,8 @@ const octavo::Isa& octavo::isa_of(int level) {
     if (level >= 3) return tiled;
     if (level == 2) return isa_avx512;
     if (level == 1) return isa_avx2;
+#elif defined(__aarch64__)
+    if (level >= 4) return isa_neon;
 #endif
     (void)level;
     return isa_plain;

@@ -123,6 +123,8 @@ extern const Isa isa_plain;
 #if defined(__x86_64__)
 extern const Isa isa_avx2, isa_avx512;
 extern const Tiled tiled_amx;
+#elif defined(__aarch64__)
+extern const Isa isa_neon;
 #endif
 const Isa& isa_of(int level);
 

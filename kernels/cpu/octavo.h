@@ -55,7 +55,8 @@ enum OctOpKind : int32_t {
     OCT_ADD_NORMED = 4,  // out += norm(in)
     // A mixture of experts. A token of which `used` experts are the best has as many slots: rows of the buffers that
     // RISE and FALL write. Matrices are `experts` in a row, all of one shape.
-    OCT_ROUTE = 5,  // in: a logit for each expert; their softmax weighs those used (OCT_ADD: made to sum to 1), times scale
+    OCT_ROUTE = 5,  // in: a logit for each expert; their softmax weighs those used (OCT_ADD: made to sum to 1), times scale.
+                    // With `sigmoid`, their sigmoids do, to which `bias` is added where experts are chosen
     OCT_RISE = 6,   // out, by slot: its expert's matrix (mode) · norm(in of its token)
     OCT_FALL = 7,   // out, by slot: its expert's matrix · in of the slot
     OCT_BLEND = 8,  // out += the slots of a token, by their weights
@@ -81,6 +82,7 @@ struct OctOp {
     int32_t width;   // ADD_NORMED: of a row; HEADS, and ATTEND over latents: of a head; ADAPT: columns of `in`
     int32_t experts, used;
     int32_t groups, groups_used;  // ROUTE: experts in groups, of which the best ones' are looked at; 0: all are
+    int32_t sigmoid;              // ROUTE; groups are then as good as their best two experts, else as their best one
     int32_t queries, keys;        // ATTEND over latents: buffers
     int32_t site;    // ADAPT: its number
     int32_t wide;    // LINEAR, ADAPT: the buffer for a product that waits for its activation; 0: it has none
@@ -172,7 +174,8 @@ struct OctLikely {
 
 struct OctModel;
 
-// The best level that this processor has: 0 plain, 1 AVX2, 2 AVX-512 VNNI, 3 AMX beside it, which Linux is asked for (once).
+// The best level that this processor has: 0 plain; 1 AVX2, 2 AVX-512 VNNI, 3 AMX beside it, which Linux is asked for (once);
+// on Arm 4, NEON with dot products.
 OCT_API int32_t oct_isa_best(void);
 // Fill in all of a matrix but `data`, which takes blocks · block_bytes, aligned to 64, zeroed. 0, or -1: columns go in
 // whole groups of 32, those of K4, K5 and K6 in groups of 256.

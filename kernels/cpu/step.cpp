@@ -857,39 +857,54 @@ void OctModel::see(const Looking& look, int segment, float* part) const {
     (shape.latent ? isa.attend_latent : isa.attend)(look.at, look.queries, look.rows, look.first, look.seen, segment, part);
 }
 
-// The softmax of a token's router, and the best of it; of equals the first.
+// A token's experts, the best first, of equals the first; and their weights.
 void OctModel::choose(const OctOp& op, int token) {
+    static thread_local std::vector<float> scores, corrected;  // by expert
     const float* logits = row(op.in, token);
     Choice* best = choices.data() + size_t(token * used);
+    scores.resize(size_t(experts));
     float top = logits[0], total = 0, kept = 0;
     for (int e = 1; e < experts; e++) top = logits[e] > top ? logits[e] : top;
-    for (int e = 0; e < experts; e++) total += std::exp(logits[e] - top);
-    // Of groups the best are those whose best expert is; of equals the first.
+    for (int e = 0; e < experts; e++)
+        total += scores[size_t(e)] = op.sigmoid ? 1.f / (1.f + std::exp(-logits[e])) : std::exp(logits[e] - top);
+    if (!op.sigmoid)
+        for (float& score : scores) score /= total;
+    const float* rank = logits;  // of which the best are chosen
+    if (op.sigmoid) {
+        corrected = scores;
+        for (int e = 0; e < experts; e++) corrected[size_t(e)] += op.bias[e];
+        rank = corrected.data();
+    }
     uint64_t looked_at = ~uint64_t(0);
     const int size = op.groups ? experts / op.groups : experts;
-    const auto best_of = [&](int g) {
-        float most = logits[g * size];
-        for (int e = g * size; e < (g + 1) * size; e++) most = logits[e] > most ? logits[e] : most;
-        return most;
+    const auto worth = [&](int g) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int e = g * size; e < (g + 1) * size; e++) {
+            if (rank[e] > first)
+                second = first, first = rank[e];
+            else if (rank[e] > second)
+                second = rank[e];
+        }
+        return op.sigmoid ? first + second : first;
     };
     if (op.groups) {
         looked_at = 0;
         for (int n = 0; n < op.groups_used; n++) {
             int found = -1;
             for (int g = 0; g < op.groups; g++)
-                if (!(looked_at >> g & 1) && (found < 0 || best_of(g) > best_of(found))) found = g;
+                if (!(looked_at >> g & 1) && (found < 0 || worth(g) > worth(found))) found = g;
             looked_at |= uint64_t(1) << found;
         }
     }
     for (int j = 0; j < used; j++) {
         best[j] = {-1, 0, 0.f};
         for (int e = 0; e < experts; e++) {
-            bool taken = best[j].expert >= 0 && !(logits[e] > logits[best[j].expert]);
+            bool taken = best[j].expert >= 0 && !(rank[e] > rank[best[j].expert]);
             taken = taken || (op.groups && !(looked_at >> (e / size) & 1));
             for (int i = 0; i < j; i++) taken = taken || best[i].expert == e;
             if (!taken) best[j].expert = e;
         }
-        best[j].weight = std::exp(logits[best[j].expert] - top) / total;
+        best[j].weight = scores[size_t(best[j].expert)];
         kept += best[j].weight;
     }
     if (op.mode == OCT_ADD)

@@ -73,6 +73,23 @@ _DEEPSEEK = {
        "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1},
 }  # fmt: skip
 
+_DEEPSEEK_V3 = _DEEPSEEK | {"routed_scaling_factor": 2.5, "norm_topk_prob": True}
+
+
+def _corrected(**changes: Any) -> Make:
+    """Corrections as great as the scores' differences, so that both say which experts are best."""
+    plain = _like(t.DeepseekV3ForCausalLM, t.DeepseekV3Config, **changes)
+
+    def make(**sizes: Any) -> PreTrainedModel:
+        made = plain(**sizes)
+        for name, buffer in made.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.03)
+        return made
+
+    return make
+
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral, sliding": _mistral(),
     "mistral, full": _mistral(sliding_window=None),
@@ -118,6 +135,12 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
         t.DeepseekV2ForCausalLM, t.DeepseekV2Config,
         **(_DEEPSEEK | {"q_lora_rank": 40, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
                         "routed_scaling_factor": 1.7, "first_k_dense_replace": 0, "rope_parameters": _THETA}),
+    ),
+    "deepseek_v3": _corrected(
+        **(_DEEPSEEK_V3 | {"n_group": 4, "topk_group": 2, "q_lora_rank": 40, "attention_bias": True})
+    ),
+    "deepseek_v3, experts in one group": _corrected(
+        **(_DEEPSEEK_V3 | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_parameters": _THETA}),
     ),
     "linear rope": _llama(rope_type="linear", factor=4.0),
     "llama3 rope": _llama(

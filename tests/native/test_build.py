@@ -81,4 +81,4 @@ def test_of_those_who_want_it_at_once_one_builds(compiler: Path, tmp_path: Path)
     with ThreadPoolExecutor(4) as callers:
         built = set(callers.map(lambda _: build.library(tmp_path / "cache"), range(4)))
     assert len(built) == 1
-    assert (tmp_path / "calls").read_text().count("\n") == len(build._units()) + 2
+    assert (tmp_path / "calls").read_text().count("\n") == len(build.flags()) + 2
