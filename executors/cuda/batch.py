@@ -115,14 +115,11 @@ def attention_plans(
 
     With `fill`, contexts are cut such that about so many blocks run at once, and each query goes to the kernel with the
     fewest rows that hold all of its own. With 0, a token's numbers may depend on nothing but its sequence: one kernel
-    for all, fixed cuts. With `together`, and no
-    window, sequences that begin with the same blocks attend to them as one."""
-    queries = batch.queries()
+    for all, fixed cuts. With `together`, and no window, sequences that begin with the same blocks attend to them as
+    one."""
+    queries, together = batch.queries(), together and not window
     if not fill:
-        common = (
-            [] if window or not together else groups(queries, batch.tables, batch.block_size, step=SPLIT, least=SPLIT)
-        )
-        if common:
+        if together and (common := groups(queries, batch.tables, batch.block_size, step=SPLIT, least=SPLIT)):
             return [cascade(queries, common, group, DECODE_ROWS, DECODE_ROWS, SPLIT)]
         return [plan(queries, group, DECODE_ROWS, SPLIT, window)]
     shares: dict[int, list[Query]] = {n: [] for n in rows}

@@ -200,14 +200,18 @@ def _fitting(draft: Draft) -> Draft:
 
 def worst_step(forward: Forward, config: Config) -> None:
     """Take the most memory that a step takes: a whole budget at the end of the longest context, beside as many decodes
-    as there can be, all of which draw from penalised and masked distributions. Everything lies in block 0."""
+    as there can be, all of which draw from penalised and masked distributions and want log-probabilities; and the same
+    again while what came of the first is kept. Everything lies in block 0, and yet nothing is taken to be shared."""
     decoder, spec = forward.decoder, forward.decoder.spec
     context, rows = config.model.context or spec.context, config.scheduler.max_sequences
     chunk = min(config.scheduler.chunk_budget, context)
     table = [0] * -(-context // decoder.block_size)
     spans = [Span([0] * chunk, context - chunk, table)] + [Span([0], context - 1, table) for _ in range(rows)]
-    made = forward.run(spans)
-    logits = forward.logits(made, list(range(chunk - 1, chunk + rows)))
     sampling = Sampling(temperature=1.0, repetition=1.1, allowed=(0,), top_p=0.9)
     speaker = Speaker(decoder.kernels, spec.vocab_size, Matchers(), "coupled")
-    speaker.draw([Row(Resident(0, [0], 1, 0, sampling))] * (rows + 1), logits)
+    under_way = []
+    for _ in range(2):
+        made = forward.run(spans, together=False)
+        logits = forward.logits(made, list(range(chunk - 1, chunk + rows)))
+        speaker.draw([Row(Resident(0, [0], 1, 0, sampling))] * (rows + 1), logits)
+        under_way.append((made, logits, logits.clone()))

@@ -33,8 +33,9 @@ class Forward:
         self._fill = 0 if decoder.exact else decoder.kernels.blocks
         self._graphs = None if recorder is None else Graphs(decoder, recorder, self._fill)
 
-    def run(self, spans: list[Span]) -> Pass:
-        """Write the KV of the spans' tokens, and what comes of them in the same order."""
+    def run(self, spans: list[Span], *, together: bool = True) -> Pass:
+        """Write the KV of the spans' tokens, and what comes of them in the same order. `together` as in
+        `attention_plans`."""
         decoder, spec = self.decoder, self.decoder.spec
         batch = build(spans, decoder.block_size)
         if self._graphs is not None and (kind := self._graphs.kind(batch)) is not None:
@@ -61,7 +62,7 @@ class Forward:
                     fill=self._fill,
                     window=window,
                     rows=decoder.rows,
-                    together=spec.latent is None,
+                    together=together and spec.latent is None,
                 )
             ]
             for window in decoder.windows

@@ -1,5 +1,6 @@
 // What comes out of a layer's qkv product: normalise heads (optional), rotate queries and keys, write keys and values
-// into the pool (quantised where the pool is fp8), and give the queries.
+// into the pool (quantised where the pool is fp8: beyond ±448 saturated, but what is not finite is NaN), and give the
+// queries.
 //
 // One warp for a head of a token. Rotation is in fp32 and rounds once. A slot below 0 marks a token that is padding.
 #include "tile.cuh"
@@ -44,7 +45,10 @@ append_kv(const T* __restrict__ qkv, const int* __restrict__ position, const int
     if (is_query) {
       q[(token * heads + head) * D + d] = Number<T>::of(y);
     } else {
-      if constexpr (sizeof(KV) == 1) y *= is_value ? per_value_scale : per_key_scale;
+      if constexpr (sizeof(KV) == 1) {
+        y *= is_value ? per_value_scale : per_key_scale;
+        if ((bits_of(y) & 0x7FFFFFFF) == 0x7F800000) y = float_of(0x7FC00000);  // infinity would become a number: 448
+      }
       *reinterpret_cast<KV*>(tile + Image<KV, D>::element(slot[token] % TILE, d)) = Number<KV>::of(y);
     }
   }

@@ -41,22 +41,24 @@ def groups(queries: list[Query], tables: Ints, block_size: int, *, step: int, le
                 found.setdefault(int(tables[queries[i].table, column]), []).append(i)
         return {block: mine for block, mine in found.items() if len(mine) > 1}
 
-    def best(members: list[int], column: int) -> tuple[int, list[Group]]:
-        """Keys saved and the groups that save them, for members whose blocks before `column` are the same."""
+    # Those who share, then within each such group who share more: a parent is before its parts.
+    nodes: list[tuple[int, Group]] = []
+    ahead = [(members, 0, -1) for members in split(list(range(len(queries))), 0).values()]
+    for members, begin, parent in ahead:
         end = min(limits[i] for i in members)
-        mine = tables[[queries[i].table for i in members], column:end]
+        mine = tables[[queries[i].table for i in members], begin:end]
         differ = np.flatnonzero((mine != mine[0]).any(0))
-        column = column + int(differ[0]) if len(differ) else end
-        keys = column * block_size // step * step
-        whole = keys * (len(members) - 1) if keys >= least else 0
-        apart = 0
-        smaller: list[Group] = []
-        for part in split(members, column).values():
-            saved, found = best(part, column)
-            apart, smaller = apart + saved, smaller + found
-        return (whole, [Group(members, keys)]) if whole and whole >= apart else (apart, smaller)
-
-    return [group for members in split(list(range(len(queries))), 0).values() for group in best(members, 0)[1]]
+        column = begin + int(differ[0]) if len(differ) else end
+        ahead += [(part, column, len(nodes)) for part in split(members, column).values()]
+        nodes.append((parent, Group(members, column * block_size // step * step)))
+    apart = [0] * (len(nodes) + 1)  # keys that a node's parts save; the last is the parent of all
+    smaller: list[list[Group]] = [[] for _ in apart]
+    for i, (parent, group) in reversed([*enumerate(nodes)]):
+        whole = group.keys * (len(group.members) - 1) if group.keys >= least else 0
+        saved, found = (whole, [group]) if whole and whole >= apart[i] else (apart[i], smaller[i])
+        apart[parent] += saved
+        smaller[parent] = found + smaller[parent]
+    return smaller[-1]
 
 
 def fitting_cascade(

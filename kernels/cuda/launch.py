@@ -177,7 +177,7 @@ class Kernels:
             torch.empty(*shape, size, device=self.device),
             torch.empty(shape, device=self.device),
             plan.rows,
-            order=None if plan.order is None else torch.from_numpy(plan.order).to(self.device),
+            order=None if plan.order is None else self._sent(torch.from_numpy(plan.order)),
             shared=None if plan.shared is None else self.stage(plan.shared, kv_heads, size),
         )
 

@@ -198,3 +198,35 @@ def test_steps_share_where_there_is_no_window() -> None:
 def test_own_tokens_are_never_shared() -> None:
     tables = np.zeros((2, 4), dtype=np.int32)
     assert groups([Query(0, 0, 30, 64), Query(1, 30, 30, 64)], tables, BLOCK, step=16, least=16) == [Group([0, 1], 32)]
+
+
+def test_each_begins_like_the_next_and_goes_on() -> None:
+    """More of them than calls can be nested."""
+    n = 1100
+    tables = np.arange(n * (n + 1), dtype=np.int32).reshape(n, n + 1)
+    for i in range(n):
+        tables[i, : i + 1] = tables[-1, : i + 1]
+    queries = [Query(i, i, 1, (i + 1) * BLOCK + 1) for i in range(n)]
+    ((members, keys),) = groups(queries, tables, BLOCK, step=16, least=16)
+    assert members == list(range(n // 2 - 1, n))
+    assert keys == n // 2 * BLOCK
+
+
+def test_a_plan_crosses_over_without_waiting_for_the_device(
+    resident_kernels: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the one way that does not wait: whoever waited here would wait for the step before."""
+    sent: list[int] = []
+    send = Kernels._sent
+
+    def seen(self: Kernels, host: Tensor) -> Tensor:
+        sent.append(host.data_ptr())
+        return send(self, host)
+
+    monkeypatch.setattr(Kernels, "_sent", seen)
+    queries, tables = [Query(i, i, 1, 130) for i in range(3)], np.zeros((3, 9), dtype=np.int32)
+    made = cascade(queries, groups(queries, tables, BLOCK, step=SPLIT, least=SPLIT), 2, DECODE_ROWS, DECODE_ROWS, SPLIT)
+    assert made.shared is not None
+    resident_kernels(0).stage(made, 2, 64)
+    arrays = [array for one in (made, made.shared) for array in (one.works, one.merges, one.order) if array is not None]
+    assert {torch.from_numpy(array).data_ptr() for array in arrays} <= {*sent}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from octavo.executors.cuda import batch, forward
 from octavo.executors.cuda.batch import attention_plans
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
+from octavo.executors.cuda.forward import Forward, Pass
 from octavo.executors.cuda.graphs import Recorder, Replay
 from octavo.executors.cuda.memory import RESERVED
 from octavo.kernels.cuda.device import DeviceError
@@ -272,6 +274,37 @@ def test_the_pool_is_what_memory_leaves_once_the_worst_step_has_run(make: Make) 
         make(tokens=128, memory=memory)
     with pytest.raises(ModelError, match=r"leaves a pool of 0 tokens; lower scheduler\.chunk_budget"):
         make(fit=True, memory=Bytes(free_bytes=RESERVED))
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_the_worst_step_shares_nothing_and_begins_beside_another(
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    """Its sequences are all the same one, and attend as if each were another; of two steps all is kept."""
+    for name in ("SPLIT", "SHARED"):
+        monkeypatch.setattr(batch, name, 32)
+    plans: list[Plan] = []
+    logits: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def seen(*how: Any) -> list[Plan]:
+        found = attention_plans(*how[:3], **how[3])
+        plans.extend(found)
+        return found
+
+    def of(self: Forward, made: Pass, rows: list[int]) -> torch.Tensor:
+        alive.append(all(ref() is not None for ref in logits))
+        found = computed(self, made, rows)
+        logits.append(weakref.ref(found))
+        return found
+
+    computed = Forward.logits
+    monkeypatch.setattr(forward, "attention_plans", lambda *how, **named: seen(*how, named))
+    monkeypatch.setattr(Forward, "logits", of)
+    make(mode=mode, memory=Bytes(run=True))
+    assert plans
+    assert all(made.shared is None for made in plans)
+    assert alive == [True, True]
 
 
 def test_prompt_logprobs_are_those_of_the_exact_executor(make: Make, exact: CpuExecutor) -> None:

@@ -15,6 +15,7 @@ from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
 from octavo.executors.cpu import llama
 from octavo.executors.cpu.executor import CpuExecutor
+from octavo.executors.cuda.attention import HeadAttention
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.native.executor import NativeExecutor
@@ -149,3 +150,19 @@ def test_who_does_not_serve_it_says_so(kind: type[CpuExecutor], folder: Path) ->
 def test_what_kernels_cannot_do_is_said_at_load(make: Make) -> None:
     with pytest.raises(ModelError, match=r'the executor cuda has no KV in int8; .* "bf16" or "fp8"'):
         make(kv="int8")
+
+
+def test_numbers_that_are_not_finite_stay_so(make: Make) -> None:
+    """An infinite value must not become the greatest of fp8: its sequence fails, as with KV in 16 bits."""
+    for kv in ("auto", "fp8"):
+        executor = make(1, kv=kv)
+        attention = executor.forward.decoder._layers[0].attention
+        assert isinstance(attention, HeadAttention)
+        with torch.inference_mode():
+            assert attention.qkv.bias is not None
+            attention.qkv.bias[-1] = torch.inf
+        driver = Driver(executor)
+        sick = driver.open([5, 6, 7], sampling=GREEDY)
+        driver.step((sick, 3))
+        assert sick.failure is not None
+        assert "not finite" in sick.failure
