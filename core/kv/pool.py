@@ -256,8 +256,8 @@ class BlockPool:
         if top is not None:
             self._take_out(self._leaves_first([top]))
         if self.host is not None:
-            for key in keys:
-                self.host.discard(key)
+            for condemned in keys:
+                self.host.discard(condemned)
 
     def cached_in_use(self) -> list[int]:
         """Of each tenant, the cached blocks that somebody refers to."""
