@@ -203,6 +203,7 @@ class Decoder:
             mixture = Mixture(
                 spec.experts,
                 weights.linear(f"{i}.router"),
+                weights.in_fp32(f"{i}.correction") if spec.experts.sigmoid else None,
                 [weights.tensor(f"{i}.{e}.gate_up.weight") for e in each],
                 [weights.tensor(f"{i}.{e}.down.weight") for e in each],
                 self._gated,
@@ -251,6 +252,9 @@ class _Weights:
 
     def tensor(self, name: str) -> Tensor:
         return self._weights[name].to(device=self._device, dtype=self._dtype).contiguous()
+
+    def in_fp32(self, name: str) -> Tensor:
+        return self._weights[name].to(device=self._device, dtype=torch.float32)
 
     def linear(self, name: str) -> Linear:
         bias = f"{name}.bias"

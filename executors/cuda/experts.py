@@ -22,12 +22,22 @@ Gated = Callable[[Tensor], Tensor]
 
 
 class Mixture:
-    """`gate_up` and `down` are the experts' weights as a checkpoint has them, [out, in] each."""
+    """`gate_up` and `down` are the experts' weights as a checkpoint has them, [out, in] each. `correction`, fp32
+    [experts], belongs to those that are chosen by sigmoids."""
 
     def __init__(
-        self, experts: Experts, router: Linear, gate_up: list[Tensor], down: list[Tensor], gated: Gated, *, exact: bool
+        self,
+        experts: Experts,
+        router: Linear,
+        correction: Tensor | None,
+        gate_up: list[Tensor],
+        down: list[Tensor],
+        gated: Gated,
+        *,
+        exact: bool,
     ) -> None:
         self._experts, self._router, self._gated = experts, router, gated
+        self._correction = correction
         pairs = zip(gate_up, down, strict=True)
         self._alone = [(Linear(up, None, True), Linear(d, None, True)) for up, d in pairs] if exact else []
         self._grouped = None if exact else (_stacked(gate_up), _stacked(down))
@@ -35,13 +45,18 @@ class Mixture:
     def __call__(self, x: Tensor) -> Tensor:
         """[n, hidden] to [n, hidden]."""
         experts = self._experts
-        chances = self._router(x).float().softmax(dim=-1)
+        logits = self._router(x).float()
+        sigmoid = self._correction is not None
+        chances = logits.sigmoid() if sigmoid else logits.softmax(dim=-1)
+        rank = chances if self._correction is None else chances + self._correction
         if experts.groups:
-            best = chances.view(len(x), experts.groups, -1).amax(dim=-1)
+            each = rank.view(len(x), experts.groups, -1)
+            best = each.topk(2, dim=-1).values.sum(dim=-1) if sigmoid else each.amax(dim=-1)
             looked_at = torch.zeros_like(best, dtype=torch.bool)
             looked_at.scatter_(1, best.topk(experts.groups_used, dim=-1).indices, value=True)
-            chances = chances * looked_at.repeat_interleave(experts.count // experts.groups, dim=-1)
-        weights, chosen = chances.topk(experts.used, dim=-1)
+            rank = rank.masked_fill(~looked_at.repeat_interleave(experts.count // experts.groups, dim=-1), -torch.inf)
+        chosen = rank.topk(experts.used, dim=-1).indices
+        weights = chances.gather(-1, chosen)
         if experts.normed:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = weights * experts.scale

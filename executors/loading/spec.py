@@ -184,8 +184,6 @@ class Spec:
 
     def beyond_cuda(self) -> str | None:
         """What of this model the CUDA executor does not have, in a few words."""
-        if self.experts is not None and self.experts.sigmoid:
-            return "experts that are chosen by corrected sigmoids"
         widths = [self.hidden]
         if not all(self.is_mixture(i) for i in range(self.layers)):
             widths.append(self.inner)

@@ -70,11 +70,6 @@ def test_what_a_token_takes(tmp_path: Path) -> None:
         NativeExecutor.load(config)
 
 
-def test_who_has_no_corrected_sigmoids_says_so(tmp_path: Path) -> None:
-    save_family("deepseek_v3", tmp_path)
-    assert from_folder(tmp_path).spec.beyond_cuda() == "experts that are chosen by corrected sigmoids"
-
-
 def test_models_says_what_it_is(tmp_path: Path) -> None:
     save_family(NAME, tmp_path)
     found = describe(str(tmp_path))
