@@ -1,7 +1,7 @@
 """An executor's process: bound steps in, results out. Knows no model; that is the `Executor` it loads by name.
 
-One that is `Ahead` has a step under way while the process waits for the next plan: it looks for both in turn, without
-sleeping, as waits for a device do.
+One that is `Ahead` has a step under way while the process waits for the next plan: it looks for both in turn, and naps
+between, so that a step's wait does not take a core.
 
 A step that the executor cannot run at all ends the process: the supervisor starts another, and the scheduler
 computes everything anew.
@@ -32,6 +32,8 @@ from octavo.executors.threads import keep_to
 
 PATIENCE_NS = 1_000_000_000
 """A step that takes longer is waited for, so that heartbeats tell of a device that hangs."""
+NAP_S = 50e-6
+"""Between two looks for a step that is under way: little of a step, and a hundred times what a look takes."""
 SIZES = (1, 8, 32, 128, 512, 2048)
 """Steps are counted by the tokens that they computed, up to each of these, and more."""
 SIZE_NAMES = (*(f"steps_of_{most}" for most in SIZES), "steps_of_more")
@@ -111,8 +113,12 @@ class ExecutorActor(Shell):
 
     def tick(self) -> None:
         """Look whether the step that is under way has ended: whatever comes first, its end or the next plan."""
-        if self._ahead is not None and (self._ahead.there or time.monotonic_ns() - self._since_ns > PATIENCE_NS):
+        if self._ahead is None:
+            return
+        if self._ahead.there or time.monotonic_ns() - self._since_ns > PATIENCE_NS:
             self._tell(self._ahead.end())
+        else:
+            time.sleep(NAP_S)
 
     def _tell(self, results: list[StepResult]) -> None:
         for result in results:
