@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,29 +41,42 @@ class Server(NamedTuple):
 
 class Running(NamedTuple):
     port: int
-    session: int
-    """Of it and all that it started."""
+    pid: int
+    """Of the first process; whom it started may have sessions of their own, as Octavo's have."""
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """None of them runs meanwhile."""
-        os.killpg(self.session, signal.SIGSTOP)
+        all_of_them = list(self._times())
+        _signal(all_of_them, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.killpg(self.session, signal.SIGCONT)
+            _signal(all_of_them, signal.SIGCONT)
 
     def cpu_s(self) -> float:
         """Processor time of all of them that still run."""
-        ticks = 0
+        return sum(self._times().values()) / os.sysconf("SC_CLK_TCK")
+
+    def _times(self) -> dict[int, int]:
+        """Ticks by process: the first one, those that it started, those that they started, and so on."""
+        known = dict[int, tuple[int, int]]()  # who started it, ticks
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = path.read_text().rpartition(")")[2].split()
             except OSError:  # it has ended
                 continue
-            if int(fields[3]) == self.session:
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+            known[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+        found = [pid for pid in (self.pid,) if pid in known]
+        for pid in found:
+            found += [child for child, (parent, _) in known.items() if parent == pid]
+        return {pid: known[pid][1] for pid in found}
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def server(name: str, places: Places, port: int) -> Server:

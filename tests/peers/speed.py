@@ -4,9 +4,9 @@
 
 In a *turn* Octavo and one peer are both up, and take every workload one right after the other with the same requests;
 who is first changes from round to round and from pair to pair. So a ratio is of neighbours in time, seconds apart. The
-peer is stopped while Octavo is asked (some poll); Octavo is not, since its processes watch each other: what it takes of
-a core while nobody asks is told. What was measured is kept in `--data` (one JSON file) after each workload, and a run
-goes on where the last one ended; `--wrap` is put before the command of each turn, to have the machine alone for
+peer is stopped while Octavo is asked (some poll); an Octavo is not, since its processes watch each other: what it takes
+of a core while nobody asks is told. What was measured is kept in `--data` (one JSON file) after each workload, and a
+run goes on where the last one ended; `--wrap` is put before the command of each turn, to have the machine alone for
 instance. A turn takes less than four minutes. Writes tests/results/peers_speed.md; `--render` does only that.
 """
 
@@ -69,9 +69,9 @@ def _pairs(both: dict[str, Running], workload: str, number: int, until: float) -
         seed = (number * 100 + i) * len(WORKLOADS) + list(WORKLOADS).index(workload)  # none is in a cache before
         pair: dict[str, dict[str, float]] = {}
         for name in order:
-            (theirs,) = (one for other, one in both.items() if other != OURS)
+            ((peer, theirs),) = ((other, one) for other, one in both.items() if other != OURS)
             try:
-                with theirs.stopped() if name == OURS else nullcontext():
+                with theirs.stopped() if name == OURS and not peer.startswith(OURS) else nullcontext():
                     pair[name] = asyncio.run(_within(workload, both[name].port, seed, until))
             except (RuntimeError, TimeoutError, OSError, ExceptionGroup) as error:
                 first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
