@@ -20,9 +20,12 @@ from octavo.core.messages import Grammar
 from octavo.core.models.locate import locate
 from octavo.core.tokenizer import ghost
 from octavo.core.tokenizer.vocabulary import load_vocabulary
-from octavo.plugins.grammars.schemas import MOST_SPACE, check_regex, place, read_schema
+from octavo.plugins.grammars.schemas import MOST_SPACE, check_length, check_regex, place, read_schema
 
 MAX_REPEAT = 4096
+MOST_TEXT = 131_072
+"""Characters of a grammar: at this the library takes a second or two, and grows with the square."""
+
 WHITE_SPACE = rf"[ \n\t]{{0,{MOST_SPACE}}}"
 
 _INNER_SCHEMA = re.compile(r"%json\s*\{(\s*\})?")
@@ -95,6 +98,7 @@ class Walk:
 def _source(grammar: Grammar) -> str:
     """The grammar in the library's own form. Raises `GrammarError`."""
     text = grammar.text
+    check_length(grammar, MOST_TEXT)
     match grammar.kind:
         case "schema":
             read_schema(text, MAX_REPEAT)

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import Any
 
 from octavo.core.grammar import GrammarError
+from octavo.core.messages import Grammar
 
 MOST_SPACE = 20
 """Characters of white space between two tokens of JSON: a model may otherwise write it for ever."""
@@ -33,6 +34,12 @@ _SAYS_SOMETHING = {
     "dependentSchemas", "unevaluatedProperties", "unevaluatedItems", "x-guidance",
 }  # fmt: skip
 """Keywords of JSON Schema. Others mean nothing, but a schema of nothing else is none."""
+
+
+def check_length(grammar: Grammar, most: int) -> None:
+    """An engine's time for a grammar grows with its text, and everyone waits for it. Raises `GrammarError`."""
+    if len(grammar.text) > most:
+        raise GrammarError(f"the {grammar.kind} is not served: it has more than {most} characters")
 
 
 def read_schema(text: str, most_repeats: int) -> dict[str, Any] | bool:

@@ -25,13 +25,20 @@ from octavo.core.plugins import PluginError
 from octavo.core.tokenizer import ghost
 from octavo.core.tokenizer.vocabulary import load_vocabulary
 from octavo.plugins.grammars.kept import kept
-from octavo.plugins.grammars.schemas import MOST_SPACE, check_regex, escaped, place, read_schema
+from octavo.plugins.grammars.schemas import MOST_SPACE, check_length, check_regex, escaped, place, read_schema
 
 MAX_REPEAT = 256
 """The library's time for a counted repetition grows with its square: at this it is tens of milliseconds."""
 
-MOST_VALUES = 1000
-"""In all the enums of a schema: the time for one grows with its square, too."""
+MOST_TEXT = 65_536
+MOST_LARK = 16_384
+MOST_REGEX = 2048
+"""Characters of a grammar: of one, most things take the library some ten microseconds each, but what may be left out of
+a regular expression or a rule takes the square of how often."""
+
+MOST = {"values": 1000, "alternatives": 256, "multiples": 4096, "patterns": 100, "bounds": 200}
+"""In all of a schema, since each takes the library a millisecond or its number squared: values in `enum`, schemas in
+`oneOf`, the sum of all `multipleOf`, patterns, and bounds of numbers that are not whole."""
 
 MOST_BYTES = 64 * 2**20
 """Of compiled grammars with the masks that are known so far; the last one stays whatever it takes."""
@@ -139,6 +146,7 @@ class _Source:
 
     def of(self, grammar: Grammar) -> Any:
         text = grammar.text
+        check_length(grammar, {"regex": MOST_REGEX, "lark": MOST_LARK}.get(grammar.kind, MOST_TEXT))
         try:
             match grammar.kind:
                 case "schema":
@@ -246,7 +254,7 @@ def misread(pattern: str) -> str | None:
 
 def _check_size(schema: Any) -> None:
     """Raises `GrammarError` where the library would take seconds, and for patterns that it would misread."""
-    values = 0
+    found = dict.fromkeys(MOST, 0)
     rest = [("", schema)]
     while rest:
         at, one = rest.pop()
@@ -254,15 +262,39 @@ def _check_size(schema: Any) -> None:
             rest += [(f"{at}/{i}", item) for i, item in enumerate(one)]
         if not isinstance(one, dict):
             continue
-        if isinstance(listed := one.get("enum"), list) and (values := values + len(listed)) > MOST_VALUES:
-            raise GrammarError(f"the schema is not served at {at}/enum: there are more than {MOST_VALUES} values")
-        patterns = [(f"{at}/pattern", one.get("pattern"))]
-        if isinstance(named := one.get("patternProperties"), dict):
-            patterns += [(f"{at}/patternProperties/{escaped(name)}", name) for name in named]
-        for where, pattern in patterns:
-            if isinstance(pattern, str) and (why := misread(pattern)):
-                raise GrammarError(f"the schema is not served at {where}: {why}")
-        rest += [(f"{at}/{escaped(key)}", value) for key, value in one.items()]
+        for key, value in one.items():
+            where = f"{at}/{escaped(key)}"
+            what, n = _counted(one, key, value)
+            found[what] += n
+            if found[what] > MOST[what]:
+                raise GrammarError(f"the schema is not served at {where}: there are more than {MOST[what]} {what}")
+            for name, pattern in _patterns(key, value):
+                if len(pattern) > MOST_REGEX:
+                    raise GrammarError(f"the schema is not served at {where}: it has more than {MOST_REGEX} characters")
+                if why := misread(pattern):
+                    raise GrammarError(f"the schema is not served at {where}{name}: {why}")
+            rest.append((where, value))
+
+
+def _counted(schema: dict[str, Any], key: str, value: Any) -> tuple[str, int]:
+    """What of `MOST` a keyword adds to, and how much."""
+    match key:
+        case "enum" | "oneOf" if isinstance(value, list):
+            return ("values" if key == "enum" else "alternatives"), len(value)
+        case "multipleOf" if isinstance(value, int):
+            return "multiples", value
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" if schema.get("type") != "integer":
+            return "bounds", 1
+    return "patterns", len(_patterns(key, value))
+
+
+def _patterns(key: str, value: Any) -> list[tuple[str, str]]:
+    """The regular expressions of a keyword, each with its pointer within it."""
+    if key == "pattern" and isinstance(value, str):
+        return [("", value)]
+    if key == "patternProperties" and isinstance(value, dict):
+        return [(f"/{escaped(name)}", name) for name in value]
+    return []
 
 
 def _reason(error: RuntimeError) -> str:

@@ -204,6 +204,35 @@ def test_a_large_schema_is_refused_as_fast_as_a_small_one(engine: Engine) -> Non
     assert time.thread_time() - before < 2.0
 
 
+COSTLY: dict[str, tuple[dict[str, Any], str]] = {
+    "oneOf": ({"oneOf": [{"const": f"value {i}"} for i in range(1000)]}, "/oneOf"),
+    "multipleOf": (
+        {"items": {"anyOf": [{"multipleOf": 1000 + i, "type": "integer"} for i in range(20)]}},
+        "/multipleOf",
+    ),
+    "bounds": ({"anyOf": [{"type": "number", "minimum": i - 123456.789} for i in range(700)]}, "/minimum"),
+    "patterns": ({"anyOf": [{"type": "string", "pattern": f"^a{{1,{i}}}$"} for i in range(1, 200)]}, "/pattern"),
+    "a pattern": ({"type": "string", "pattern": "(a|b)?" * 3000}, "/pattern"),
+}
+"""Within reach of what xgrammar takes, but it would compute for seconds; and where it is refused."""
+
+
+@pytest.mark.parametrize("what", COSTLY)
+def test_what_xgrammar_would_take_seconds_for_is_refused(what: str, engine: Engine) -> None:
+    schema, pointer = COSTLY[what]
+    refused = refusal(engine, schema)
+    if engine is not grammars.engine("llguidance"):
+        assert refused is not None
+        assert f"{pointer}:" in refused
+
+
+def test_what_is_too_long_is_refused_before_the_library_sees_it(engine: Engine) -> None:
+    """Of 12 000 properties it would be computing still after ten seconds."""
+    refused = refusal(engine, {"properties": {f"p{i}": {"type": "string"} for i in range(12_000)}})
+    assert refused is not None
+    assert "characters" in refused
+
+
 def test_drawn_schemas_are_kept_to_or_refused_with_a_place(
     engine: Engine, loaded: Grammars, request: pytest.FixtureRequest, pytestconfig: pytest.Config
 ) -> None:
