@@ -40,6 +40,13 @@ async def one(
     mine.ended_ns = time.monotonic_ns()
 
 
+async def until_tokens(seen: dict[str, Seen], name: str, count: int = 1) -> None:
+    """As the client sees them: the trace has them only some time later."""
+    with anyio.fail_after(60):
+        while name not in seen or seen[name].tokens < count:
+            await anyio.sleep(0.001)
+
+
 async def _mixed(run_dir: Path, count: int, seen: dict[str, Seen]) -> None:
     """`count` requests, a few dozen at a time: short and long, some with a common beginning, some of two choices."""
     rng = random.Random(7)

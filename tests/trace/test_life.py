@@ -20,7 +20,7 @@ from octavo.core.trace.show import tell
 from octavo.core.trace.slow import Threshold, find_slow
 from tests.processes.daemon import Daemon, daemon, eventually
 from tests.trace.conftest import REQUESTS, Loaded
-from tests.trace.load import Seen, ended, one
+from tests.trace.load import Seen, ended, one, until_tokens
 
 MS = 1_000_000
 BLOCKS = 64
@@ -44,23 +44,18 @@ def run_all(running: Daemon, *asked: tuple[str, list[int], int], kill: bool = Fa
     seen: dict[str, Seen] = {}
     executor = running.pids()["executor"]
 
-    async def token(name: str, count: int) -> None:
-        with anyio.fail_after(60):
-            while name not in seen or seen[name].tokens < count:
-                await anyio.sleep(0.001)
-
     async def ask() -> None:
         async with Client.connect(running.run_dir) as client, anyio.create_task_group() as tasks:
             await client.wait_ready(60)
             for name, ids, most in asked[:-1]:
                 tasks.start_soon(one, client, name, ids, most, 1, seen)
-                await token(name, 1)
+                await until_tokens(seen, name)
             if len(asked) > 1:
                 os.kill(executor, signal.SIGSTOP)
             name, ids, most = asked[-1]
             tasks.start_soon(one, client, name, ids, most, 1, seen)
             if kill:
-                await token(name, 5)
+                await until_tokens(seen, name, 5)
                 os.kill(executor, signal.SIGKILL)
             await anyio.to_thread.run_sync(eventually, f"{name} is queued", lambda: queued(running, name))
             if len(asked) > 1:

@@ -37,7 +37,7 @@ from octavo.core.trace.read import Line, lines, records
 from octavo.core.trace.run import Run
 from octavo.core.trace.show import tell
 from tests.processes.daemon import Daemon, daemon, eventually
-from tests.trace.load import Seen, one
+from tests.trace.load import Seen, one, until_tokens
 
 MS = 1_000_000
 
@@ -60,12 +60,6 @@ class Mixed:
 
     async def ask(self, name: str, ids: list[int], most: int, tenant: str = "") -> None:
         await one(self.client, name, ids, most, 1, self.seen, tenant)
-
-    async def until_token(self, name: str) -> None:
-        """As the client sees it: the trace has it only some time later."""
-        with anyio.fail_after(60):
-            while name not in self.seen or not self.seen[name].tokens:
-                await anyio.sleep(0.001)
 
     async def small(self) -> None:
         for i in range(10_000):
@@ -116,7 +110,7 @@ def test_a_long_prefill_is_named_by_the_decode_that_it_held_up(
     async def act(load: Mixed) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(load.ask, "quick", [9], 120)
-            await load.until_token("quick")
+            await until_tokens(load.seen, "quick")
             tasks.start_soon(load.ask, "long", distinct(9, 160), 2)
 
     mixed(busy, act)
@@ -133,7 +127,7 @@ def test_a_preemption_names_who_took_the_blocks(busy: Daemon, capsys: pytest.Cap
         async with anyio.create_task_group() as tasks:
             for name in ("old", "middle", "young"):
                 tasks.start_soon(load.ask, name, distinct(ord(name[0]), 90), 160)
-                await load.until_token(name)
+                await until_tokens(load.seen, name)
 
     mixed(busy, act)
     victim = next(name for name in ("young", "middle") if life_of(busy, name).preempted)
@@ -184,7 +178,7 @@ def test_a_killed_executor_is_the_cause_for_everyone_it_delayed(
     async def act(load: Mixed) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(load.ask, "survivor", [11], 200)
-            await load.until_token("survivor")
+            await until_tokens(load.seen, "survivor")
             killed["pid"] = busy.kill("executor", signal.SIGKILL)
             tasks.start_soon(load.ask, "newcomer", distinct(12, 30), 2)
 
@@ -206,7 +200,7 @@ def test_a_stopped_executor_is_where_the_time_went(busy: Daemon) -> None:
     async def act(load: Mixed) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(load.ask, "held", [13], 150)
-            await load.until_token("held")
+            await until_tokens(load.seen, "held")
             busy.kill("executor", signal.SIGSTOP)
             stopped.append(time.monotonic_ns())
             await anyio.sleep(0.3)  # the delay to be explained
