@@ -303,7 +303,10 @@ def measure(model: str, kind: str, folder: Path, shape: Shape) -> Measured:
         info = read(llm.run_dir)
         assert info is not None
         stats: dict[str, int] = {}
+        patience = time.monotonic() + 100 * HEARTBEAT_S
         while not stats or stats["drafted"] < told:  # by place they come with heartbeats
+            if time.monotonic() > patience:
+                raise TimeoutError(f"the scheduler tells of {stats.get('drafted', 0)} guesses, the answers of {told}")
             time.sleep(HEARTBEAT_S / 4)
             status = ask(info)
             stats = next((dict(a.stats) for a in status.actors if a.role == "scheduler"), {}) if status else {}

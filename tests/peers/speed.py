@@ -33,6 +33,7 @@ from tests.peers.workloads import PAIRS, WORKLOADS, ids
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "peers_speed.md"
 
+IDLE_S = 2.0
 TURN_S = 215.0
 """Whatever is not done by then is left to the next turn."""
 LEAST_S = 25.0
@@ -88,8 +89,8 @@ async def _within(workload: str, port: int, seed: int, until: float) -> dict[str
 def _idle(both: dict[str, Running]) -> dict[str, float]:
     """What each takes of a core while nobody asks."""
     before = {name: one.cpu_s() for name, one in both.items()}
-    time.sleep(2)
-    return {name: (one.cpu_s() - before[name]) / 2 for name, one in both.items()}
+    time.sleep(IDLE_S)
+    return {name: (one.cpu_s() - before[name]) / IDLE_S for name, one in both.items()}
 
 
 def _keep(path: Path, record: Record) -> None:
