@@ -29,7 +29,8 @@ class Ask(NamedTuple):
     logits: int
 
 
-def batch(runs: Sequence[Run], drafts: Sequence[Draft]) -> tuple[Inputs, list[Ask]]:
+def batch(runs: Sequence[Run], drafts: Sequence[Draft], own_prompts: bool = False) -> tuple[Inputs, list[Ask]]:
+    """With `own_prompts` the library learns which tokens are a prompt's."""
     asks: list[Ask] = []
     ids: list[int] = []
     tables: list[int] = []
@@ -65,7 +66,7 @@ def batch(runs: Sequence[Run], drafts: Sequence[Draft]) -> tuple[Inputs, list[As
     none = int32s([])
     inputs = Inputs(
         int32s(ids), int32s(positions), int32s(sequences), int32s(tables), int32s(table_start), int32s(sample_rows),
-        int32s(logit_rows), none, none, *_paths(spans),
+        int32s(logit_rows), none, none, *_paths(spans), _prompt_ends(runs) if own_prompts else None,
     )  # fmt: skip
     return inputs, asks
 
@@ -86,6 +87,13 @@ def of_spans(spans: Sequence[Span], samples: bool = True) -> Inputs:
         none,
         *_paths(spans),
     )
+
+
+def _prompt_ends(runs: Sequence[Run]) -> Int32s | None:
+    """By run; None where no token is a prompt's."""
+    if all(run.start >= run.resident.prompt_len for run in runs):
+        return None
+    return int32s([run.resident.prompt_len for run in runs])
 
 
 def _paths(spans: Sequence[Span]) -> tuple[Int32s | None, Int32s | None]:

@@ -2,7 +2,9 @@
 
 Every token's numbers come from its own sequence alone, in one fixed order of sums, in both modes: what a request
 gets does not depend on its neighbours, on chunks, blocks, threads or cache hits. Mode `exact` keeps activations and
-KV in fp32; `fast` has int8 activations where weights are 4-bit or 8-bit, and a bf16 KV pool.
+KV in fp32; `fast` has int8 activations where weights are 4-bit or 8-bit, and a bf16 KV pool. On processors with AMX
+`fast` computes the tokens of a request's prompt in bf16, wherever and whenever it does so, unless `executor.invariant`:
+what was generated for one request and is read by another from the cache is then as it was generated.
 """
 
 from __future__ import annotations
@@ -56,9 +58,16 @@ class NativeExecutor:
     """Entry point `native` of `octavo.executor`."""
 
     def __init__(
-        self, model: Native, facts: Facts, grammars: Grammars | None = None, drafting: Drafting | None = None
+        self,
+        model: Native,
+        facts: Facts,
+        grammars: Grammars | None = None,
+        drafting: Drafting | None = None,
+        *,
+        invariant: bool = False,
     ) -> None:
         self.facts = facts
+        self._own_prompts = model.own_prompts and not invariant
         self.model = model
         self._residents = Residents()
         spec, library = model.weights.spec, model.weights.library
@@ -84,12 +93,13 @@ class NativeExecutor:
         kind = _kv_kind(config)
         threads, isa = config.executor.threads or default_threads(), Isa(library.oct_isa_best())
         how = ", ".join([mode, *_unusual(config), isa.name, f"{threads} threads"])
+        arithmetic = [mode, config.executor.weights, kind.name, isa.name, str(config.executor.invariant)]
         facts = model_facts(
             config,
             files.model_id,
             checkpoint.spec,
             token_bytes=kv_bytes(checkpoint.spec, kind),
-            seed=checkpoint.digest + f"native {mode} {config.executor.weights} {kind.name}".encode(),
+            seed=checkpoint.digest + " ".join(["native", *arithmetic]).encode(),
             serves=("prompt_logprobs", "restrictions", "adapters"),
         )
         check_memory(facts, facts.block_bytes)
@@ -107,7 +117,7 @@ class NativeExecutor:
         drafting = Drafting.of(
             Host(config, facts, stacks.target, stacks.open, trees=True, claim=stacks.claim, taps=True)
         )
-        return cls(model, stacks.counted(facts), grammars, drafting)
+        return cls(model, stacks.counted(facts), grammars, drafting, invariant=config.executor.invariant)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -134,7 +144,7 @@ class NativeExecutor:
         """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
         outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
-        inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound])
+        inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], self._own_prompts)
         adapters, loaded = self._adapters([runs[i] for i in sound], asks)
         features, taps = self._drafting.features, self._drafting.taps
         out = self.model.step(inputs, hidden=features, taps=taps, adapters=adapters, loaded=loaded)

@@ -164,6 +164,7 @@ class CStep(c.Structure):
                 "path_start",
                 "tables",
                 "table_start",
+                "prompt_ends",
                 "sample_rows",
                 "logit_rows",
                 "copy_source",
@@ -207,6 +208,7 @@ LIKELY = np.dtype(
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_isa_best": (c.c_int32, ()),
+    "oct_prompts": (c.c_int32, (c.c_int32, c.c_int32)),
     "oct_matrix_shape": (c.c_int32, (c.POINTER(CMatrix), c.c_int32, c.c_int32, c.c_int32)),
     "oct_matrix_fill": (
         c.c_int32,

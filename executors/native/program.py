@@ -187,7 +187,8 @@ def _targets(name: str, parts: list[Rows]) -> list[Int32s]:
 
 
 class Inputs(NamedTuple):
-    """A step's tokens, flat: see `OctStep`. `logit_rows` is -1 for a sample that wants its best token only."""
+    """A step's tokens, flat: see `OctStep`. `logit_rows` is -1 for a sample that wants its best token only; without
+    `prompt_ends` all tokens are computed as generated ones are."""
 
     ids: Int32s
     positions: Int32s
@@ -200,6 +201,7 @@ class Inputs(NamedTuple):
     copy_target: Int32s
     paths: Int32s | None = None
     path_start: Int32s | None = None
+    prompt_ends: Int32s | None = None
 
 
 class Outputs(NamedTuple):
@@ -258,6 +260,12 @@ class Native:
         if getattr(self, "_model", None) is not None:
             self._library.oct_model_free(self._model)
             self._model = None
+
+    @property
+    def own_prompts(self) -> bool:
+        """Whether rows of prompts can have products of their own, faster and with other bits."""
+        kinds = {matrix.kind for matrix in self.weights.matrices.values()}
+        return not self.weights.exact and any(self._library.oct_prompts(self.isa, kind) for kind in kinds)
 
     def copy_blocks(self, source: Int32s, target: Int32s) -> None:
         """As if all were read before any is written."""

@@ -34,7 +34,7 @@ _CHUNK = 256
 
 
 class Teacher:
-    def __init__(self, path: str, weights: str, kv: str, *, exact: bool) -> None:
+    def __init__(self, path: str, weights: str, kv: str, *, exact: bool, prompt: bool = False) -> None:
         if weights not in STORAGES or kv not in KV:
             raise ModelError(
                 f"weights {weights!r} and KV {kv!r}: there are weights {', '.join(STORAGES)} and KV {', '.join(KV)}"
@@ -43,6 +43,7 @@ class Teacher:
         checkpoint = stored(open_checkpoint(locate(path)), kind)
         packed = Weights(load(), checkpoint, exact=exact, wanted=wanted, context=_TOKENS)
         self._native = Native(packed, Pool(_TOKENS // _BLOCK, _BLOCK, KV[kv]), default_threads())
+        self._ends = int32s([_TOKENS]) if prompt and self._native.own_prompts else None
 
     def __call__(self, ids: list[int]) -> Floats:
         """[len(ids), vocab]. At most 2048 ids."""
@@ -53,7 +54,8 @@ class Teacher:
         for at in range(0, len(ids), _CHUNK):
             rows = int32s(range(len(ids[at : at + _CHUNK])))
             places = rows + np.int32(at), np.zeros_like(rows), table, int32s([0, len(table)])
-            out.append(self._native.step(Inputs(int32s(ids[at : at + _CHUNK]), *places, rows, rows, none, none)).logits)
+            inputs = Inputs(int32s(ids[at : at + _CHUNK]), *places, rows, rows, none, none, prompt_ends=self._ends)
+            out.append(self._native.step(inputs).logits)
         return np.concatenate(out)
 
 

@@ -69,12 +69,12 @@ void adapt(const Isa& isa, const OctPart& part, float* rows, int count, AdaptScr
     const size_t rank = size_t(down.blocks) * LANES, wide = size_t(up.blocks) * LANES;
     float* low = room(own.low, LANES * rank);
     Sink sink = stored(low, rank);
-    isa.product(down, 0, down.blocks, {rows, nullptr, nullptr, nullptr, nullptr, nullptr}, count, true, sink);
+    isa.product(down, 0, down.blocks, {rows, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr}, count, true, sink);
     float* between = room(own.spread_low, LANES * size_t(up.cols));
     for (int i = 0; i < count; i++) put(low + size_t(i) * rank, up.cols, between + i);
     float* high = room(own.high, LANES * wide);
     sink = stored(high, wide);
-    isa.product(up, 0, up.blocks, {between, nullptr, nullptr, nullptr, nullptr, nullptr}, count, true, sink);
+    isa.product(up, 0, up.blocks, {between, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr}, count, true, sink);
     for (int i = 0; i < count; i++)
         for (int b = 0; b < up.blocks; b++)
             isa.add_rows(high + size_t(i) * wide + size_t(b) * LANES, LANES, out_of(i) + (part.block + part.step * b) * LANES);

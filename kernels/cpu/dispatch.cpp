@@ -24,6 +24,8 @@ octavo::Isa with_tiles() {
     isa.attend = octavo::tiled_amx.attend;
     isa.remember = octavo::tiled_amx.remember;
     isa.tiles = true;
+    isa.halve = octavo::tiled_amx.halve;
+    isa.prompt_product = octavo::tiled_amx.prompt_product;
     return isa;
 }
 

@@ -18,6 +18,7 @@ constexpr int SEGMENT = 256;     // positions that attention sums up before it t
 //
 //     floats  x [cols][16]         int8  q [groups][16][32], and by group and row [groups][16]:
 //                                        scale, scale · sum, excess, low
+//     bf16    half [groups][16][32]
 //
 // `excess` is -128 · sum and `low` -32 · the sum of the first 16 columns: what weights that are stored with 128, or 32,
 // added to them would add too much.
@@ -26,11 +27,12 @@ struct Activations {
     int8_t* q;
     float *scale, *scaled_sum;
     int32_t *excess, *low;
+    uint16_t* half;  // of prompts' rows
 
     // Those from `row` on, the first of a panel.
     Activations from(size_t row, int cols) const {
         const size_t at = row * size_t(cols), group = row * size_t(cols / GROUP);
-        return {x + at, q + at, scale + group, scaled_sum + group, excess + group, low + group};
+        return {x + at, q + at, scale + group, scaled_sum + group, excess + group, low + group, half + at};
     }
 };
 
@@ -47,6 +49,9 @@ struct Sink {
     float* best;
     int32_t* best_id;
     float* check;                // stays 0 as long as all are finite
+    const int32_t* rows_of = nullptr;  // row i goes to row rows_of[i] of `out`; null: to row i
+
+    size_t row(int i) const { return size_t(rows_of ? rows_of[i] : i); }
 };
 
 // How a head's keys and values lie in a block, and where its parts begin. With `pair` 2, two dimensions of a key lie side by
@@ -108,6 +113,9 @@ struct Isa {
     void (*likely)(OctLikely&, int32_t vocabulary);
     void (*activate)(int act, bool gated, const float* x, int n, float* out);
     bool tiles = false;  // bf16 keys and values are laid out for tile registers, and read by them
+    // Rows of prompts, if the level computes them in a way of their own: a panel's columns [from, to), and products.
+    void (*halve)(const float* const* rows, int n, int from, int to, const Activations& panel) = nullptr;
+    void (*prompt_product)(const OctMatrix&, int from, int to, const Activations&, int rows, Sink&) = nullptr;
 };
 
 // What AMX has of its own, and may be run only where the system lets this process have tile registers. The rest of that
@@ -117,6 +125,8 @@ struct Tiled {
     decltype(Isa::byte_products) byte_products;
     decltype(Isa::attend) attend;
     decltype(Isa::remember) remember;
+    decltype(Isa::halve) halve;
+    decltype(Isa::prompt_product) prompt_product;
 };
 
 extern const Isa isa_plain;

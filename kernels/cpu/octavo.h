@@ -71,6 +71,8 @@ enum OctOpKind : int32_t {
 enum OctMode : int32_t { OCT_STORE = 0, OCT_ADD = 1, OCT_GATED = 2, OCT_ACT = 3 };
 enum OctAct : int32_t { OCT_SILU = 0, OCT_GELU_TANH = 1, OCT_GELU = 2, OCT_RELU = 3 };
 enum OctNorm : int32_t { OCT_RMS = 0, OCT_LAYER = 1 };
+// How a product is computed: as generated tokens are in fast mode, with fp32 activations, as a prompt's tokens are.
+enum OctHow : int32_t { OCT_FAST = 0, OCT_EXACT = 1, OCT_PROMPT = 2 };
 
 struct OctOp {
     int32_t kind, mode, act, norm_kind;
@@ -134,6 +136,9 @@ struct OctStep {
     // position. Cell c is in the block of number c / block_size.
     const int32_t *paths, *path_start;
     const int32_t *tables, *table_start;         // sequence s: tables[table_start[s] .. table_start[s + 1])
+    // By sequence: where its prompt ends. Tokens before that are a prompt's, and LINEAR operations compute them in the
+    // level's own way for such, if it has one (`oct_prompts`). Null: there are none.
+    const int32_t* prompt_ends;
     const int32_t *sample_rows, *logit_rows;     // by sample: its token, and its row of `logits` or -1
     const int32_t *copy_source, *copy_target;    // blocks, all read before any is written
     float* logits;                               // [rows][vocabulary]
@@ -177,6 +182,9 @@ struct OctModel;
 // The best level that this processor has: 0 plain; 1 AVX2, 2 AVX-512 VNNI, 3 AMX beside it, which Linux is asked for (once);
 // on Arm 4, NEON with dot products.
 OCT_API int32_t oct_isa_best(void);
+// Whether a level has a way of its own for products of this kind with a prompt's rows: another sum of roundings, faster
+// where rows are many. 1, or 0: a prompt's rows have the bits that all rows have.
+OCT_API int32_t oct_prompts(int32_t isa, int32_t kind);
 // Fill in all of a matrix but `data`, which takes blocks · block_bytes, aligned to 64, zeroed. 0, or -1: columns go in
 // whole groups of 32, those of K4, K5 and K6 in groups of 256.
 OCT_API int32_t oct_matrix_shape(OctMatrix*, int32_t kind, int32_t rows, int32_t cols);
@@ -185,8 +193,8 @@ OCT_API int32_t oct_matrix_shape(OctMatrix*, int32_t kind, int32_t rows, int32_t
 // finite.
 OCT_API int32_t oct_matrix_fill(const OctMatrix*, int32_t source_kind, const uint8_t* source, int32_t count,
                                 const int32_t* source_rows, const int32_t* target_rows);
-// y[n][16 · blocks] = x[n][cols] Wᵀ on the calling thread.
-OCT_API void oct_linear(int32_t isa, const OctMatrix*, const float* x, int32_t n, int32_t exact, float* y);
+// y[n][16 · blocks] = x[n][cols] Wᵀ on the calling thread; OCT_PROMPT where `oct_prompts` says so.
+OCT_API void oct_linear(int32_t isa, const OctMatrix*, const float* x, int32_t n, int32_t how, float* y);
 // out[count][cols] = scale · rows `ids` of the matrix, on the calling thread. 0, or -1: an id is outside of the matrix.
 OCT_API int32_t oct_embed(int32_t isa, const OctMatrix*, const int32_t* ids, int32_t count, float scale, float* out);
 // `widths` of the buffers are multiples of 16. What program and angles point to must outlive the model.

@@ -39,7 +39,7 @@ __attribute__((noinline)) void emit(Sink& sink, int first, int count, int block,
         return;
     }
     for (int m = 0; m < count; m++) {
-        float* row = sink.out + size_t(first + m) * sink.stride;
+        float* row = sink.out + sink.row(first + m) * sink.stride;
         F value = sink.bias ? add(v[m], bias) : v[m];
         if (sink.mode == Sink::STORE) {
             store(row + column, value);

@@ -60,17 +60,17 @@ private:
 
 // Room for `rows` rows of activations of up to `columns` columns, in panels.
 struct Prepared {
-    Region x, q, scale, scaled_sum, excess, low;
+    Region x, q, scale, scaled_sum, excess, low, half;
     Prepared() = default;
     Prepared(size_t rows, int columns) : Prepared(cells(rows, columns)) {}
     explicit Prepared(size_t n)
-        : x(n * 4), q(n), scale(n / GROUP * 4), scaled_sum(n / GROUP * 4), excess(n / GROUP * 4), low(n / GROUP * 4) {}
+        : x(n * 4), q(n), scale(n / GROUP * 4), scaled_sum(n / GROUP * 4), excess(n / GROUP * 4), low(n / GROUP * 4), half(n * 2) {}
     static size_t cells(size_t rows, int columns) { return (rows + LANES - 1) / LANES * LANES * size_t(columns); }
 };
 
 Activations view(const Prepared& p) {
     return {p.x.as<float>(),          p.q.as<int8_t>(),    p.scale.as<float>(),
-            p.scaled_sum.as<float>(), p.excess.as<int32_t>(), p.low.as<int32_t>()};
+            p.scaled_sum.as<float>(), p.excess.as<int32_t>(), p.low.as<int32_t>(), p.half.as<uint16_t>()};
 }
 
 // The first block of a chunk: an even one, so that gates stay with what they gate and kernels find their blocks in pairs.
@@ -78,13 +78,19 @@ int block_of(const OctMatrix& w, int chunk, int total) {
     return least(w.blocks, 2 * int(int64_t((w.blocks + 1) / 2) * chunk / total));
 }
 
+// How products want rows.
+enum Form { FLOATS, INTEGERS, HALVES };
+
 // Columns from part/parts to (part + 1)/parts of a panel; a part begins at a whole group.
-void make_panel(const Isa& isa, const float* const* rows, int n, int cols, bool int8, int part, int parts, const Activations& to) {
+void make_panel(const Isa& isa, const float* const* rows, int n, int cols, Form form, int part, int parts, const Activations& to) {
     const int groups = (cols + GROUP - 1) / GROUP;
     const int first = groups * part / parts, last = groups * (part + 1) / parts;
-    if (int8) isa.quantise(rows, n, first, last, to);
-    else isa.spread(rows, n, first * GROUP, least(last * GROUP, cols), to);
+    if (form == INTEGERS) return isa.quantise(rows, n, first, last, to);
+    (form == HALVES ? isa.halve : isa.spread)(rows, n, first * GROUP, least(last * GROUP, cols), to);
 }
+
+// Whether a prompt's rows are computed in a way of their own. Not where a weight would lose more than its format has lost.
+bool prompts(const Isa& isa, int kind) { return isa.prompt_product && kind != OCT_F32; }
 
 int up(int n) { return (n + LANES - 1) / LANES * LANES; }
 int grouped(int n) { return (n + GROUP - 1) / GROUP * GROUP; }
@@ -222,9 +228,14 @@ private:
     float* row(int buffer, int token) const {
         return rows[size_t(buffer)].as<float>() + size_t(token) * size_t(widths[size_t(buffer)]);
     }
-    bool int8(const OctOp& op) const { return !shape.exact && op.matrix->kind > OCT_BF16; }
+    Form form(const OctOp& op) const { return !shape.exact && op.matrix->kind > OCT_BF16 ? INTEGERS : FLOATS; }
+    // Not what chooses experts: a choice must not hang on a rounding. HEAD is the last operation.
+    bool splits(const OctOp& op) const {
+        return !prompt.empty() && !shape.exact && prompts(isa, op.matrix->kind) && (&op)[1].kind != OCT_ROUTE;
+    }
     uint32_t product_chunks(const OctOp& op) const;
     void plan();
+    void plan_prompt();
     void plan_attention();
     uint32_t attention_chunks() const;
     int seeing() const { return head_layout.tiles ? MOST_SEEING : VECTOR_SEEING; }  // rows that attend at a time
@@ -237,8 +248,11 @@ private:
     }
     bool follows(int token) const;
     uint32_t panel_chunks(const OctOp& op, int count) const;
-    void prepare(const OctOp& op, const int* from, int count, int part, int parts, const Activations& to, int thread) const;
-    void prepare_chunk(const OctOp& op, const int* from, int count, int chunk, int total, int thread) const;
+    void prepare(const OctOp& op, Form as, const int* from, int count, int part, int parts, const Activations& to,
+                 int thread) const;
+    void prepare_chunk(const OctOp& op, Form as, const int* from, int count, int chunk, int total, int thread) const;
+    void prepare_linear(const OctOp& op, int chunk, int total, int thread) const;
+    bool few(const OctOp& op) const { return now->tokens <= FEW && !splits(op); }
     void prepare_seats(const OctOp& op, int chunk, int total, int thread) const;
     void prepare_head(const OctOp& op, int panel) const;
     void adapt_panel(const OctOp& op, const Panel& panel, int thread);
@@ -263,6 +277,7 @@ private:
     std::vector<Choice> choices;             // by token, its best experts
     std::vector<int> seat_start, seat_count;  // by expert: its slots, which begin a panel
     std::vector<int> seated, seats;           // by slot: its token; the slots themselves
+    std::vector<int> prompt, others;          // a prompt's tokens, and those that are not; both empty if there are none
 
     int widest = 0, capacity = 0, group = 1;
     Prepared shared;
@@ -448,8 +463,18 @@ void OctModel::plan_attention() {
     if (floats > parts_size) parts = Region((parts_size = floats) * 4);
 }
 
+void OctModel::plan_prompt() {
+    prompt.clear();
+    others.clear();
+    if (!now->prompt_ends) return;
+    for (int i = 0; i < now->tokens; i++)
+        (now->positions[i] < now->prompt_ends[now->sequences[i]] ? prompt : others).push_back(i);
+    if (prompt.empty()) others.clear();
+}
+
 void OctModel::plan() {
     plan_attention();
+    plan_prompt();
     adapted.plan(*now);
     const uint32_t some = shape.threads > 1 ? uint32_t(8 * shape.threads) : 1;
     const uint32_t tokens = uint32_t(now->tokens), by_token = tokens < some ? tokens : some;
@@ -460,7 +485,8 @@ void OctModel::plan() {
         switch (ops[i].kind) {
             case OCT_EMBED: case OCT_ADD_NORMED: second = by_token; break;
             case OCT_LINEAR:
-                first = now->tokens > FEW ? panel_chunks(ops[i], now->tokens) : 0;
+                if (splits(ops[i])) first = panel_chunks(ops[i], int(others.size())) + panel_chunks(ops[i], int(prompt.size()));
+                else first = few(ops[i]) ? 0 : panel_chunks(ops[i], now->tokens);
                 second = product_chunks(ops[i]);
                 break;
             case OCT_ATTEND:
@@ -561,7 +587,7 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
             break;
         case OCT_LINEAR:
             if (second) return linear(op, phase, chunk, total, thread);
-            prepare_chunk(op, seats.data(), now->tokens, chunk, total, thread);
+            prepare_linear(op, chunk, total, thread);
             break;
         case OCT_ATTEND:
             if (second) {
@@ -609,7 +635,7 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
                 if (now->hidden) show(op, i, thread);
             }
             if (const int panels = int(panel_chunks(op, now->samples)); chunk < panels)
-                prepare_chunk(op, now->sample_rows, now->samples, chunk, panels, thread);
+                prepare_chunk(op, form(op), now->sample_rows, now->samples, chunk, panels, thread);
             break;
     }
 }
@@ -622,13 +648,21 @@ uint32_t OctModel::panel_chunks(const OctOp& op, int count) const {
     return uint32_t(panels * (parts > 1 ? parts : 1));
 }
 
-void OctModel::prepare_chunk(const OctOp& op, const int* from, int count, int chunk, int total, int thread) const {
+// Rows that are no prompt's, then those that are.
+void OctModel::prepare_linear(const OctOp& op, int chunk, int total, int thread) const {
+    if (!splits(op)) return prepare_chunk(op, form(op), seats.data(), now->tokens, chunk, total, thread);
+    const int count = int(others.size()), first = int(panel_chunks(op, count));
+    if (chunk < first) prepare_chunk(op, form(op), others.data(), count, chunk, first, thread);
+    else prepare_chunk(op, HALVES, prompt.data(), int(prompt.size()), chunk - first, total - first, thread);
+}
+
+void OctModel::prepare_chunk(const OctOp& op, Form as, const int* from, int count, int chunk, int total, int thread) const {
     const int panels = (count + LANES - 1) / LANES, parts = total > panels ? total / panels : 1;
     const int64_t all = int64_t(panels) * parts;
     for (int i = int(all * chunk / total); i < int(all * (chunk + 1) / total); i++) {
         const int first = i / parts * LANES;
-        prepare(op, from + first, least(LANES, count - first), i % parts, parts, view(shared).from(size_t(first), op.matrix->cols),
-                thread);
+        prepare(op, as, from + first, least(LANES, count - first), i % parts, parts,
+                view(shared).from(size_t(first), as == HALVES ? grouped(op.matrix->cols) : op.matrix->cols), thread);
     }
 }
 
@@ -638,7 +672,7 @@ void OctModel::prepare_seats(const OctOp& op, int chunk, int total, int thread) 
         for (int first = 0; first < seat_count[size_t(e)]; first += LANES, panel++) {
             if (panel % total != chunk) continue;
             const int at = seat_start[size_t(e)] + first;
-            prepare(op, (op.kind == OCT_RISE ? seated : seats).data() + at, least(LANES, seat_count[size_t(e)] - first), 0, 1,
+            prepare(op, form(op), (op.kind == OCT_RISE ? seated : seats).data() + at, least(LANES, seat_count[size_t(e)] - first), 0, 1,
                     view(shared).from(size_t(at), op.matrix->cols), thread);
         }
 }
@@ -649,11 +683,12 @@ void OctModel::prepare_head(const OctOp& op, int panel) const {
     const int count = least(LANES, now->tokens - first);
     const float* rows[LANES];
     for (int r = 0; r < count; r++) rows[r] = row(op.in, first + r) + head * op.width;
-    make_panel(isa, rows, count, op.matrix->cols, int8(op), 0, 1, view(shared).from(size_t(panel) * LANES, op.matrix->cols));
+    make_panel(isa, rows, count, op.matrix->cols, form(op), 0, 1, view(shared).from(size_t(panel) * LANES, op.matrix->cols));
 }
 
 // Rows `from` of the input as a panel, or a part of it: normed if there is a norm, and as the matrix wants them.
-void OctModel::prepare(const OctOp& op, const int* from, int count, int part, int parts, const Activations& to, int thread) const {
+void OctModel::prepare(const OctOp& op, Form as, const int* from, int count, int part, int parts, const Activations& to,
+                       int thread) const {
     const int cols = op.matrix->cols;
     const float* rows[LANES];
     for (int r = 0; r < count; r++) {
@@ -670,17 +705,17 @@ void OctModel::prepare(const OctOp& op, const int* from, int count, int part, in
             rows[r] = moved;
         }
     }
-    make_panel(isa, rows, count, cols, int8(op), part, parts, to);
+    make_panel(isa, rows, count, cols, as, part, parts, to);
 }
 
 void OctModel::linear(const OctOp& op, uint32_t phase, int chunk, int total, int thread) {
     const Prepared* from = &shared;
-    if (now->tokens <= FEW) {
+    if (few(op)) {
         Scratch& own = scratch[size_t(thread)];
         from = &own.rows;
         if (const uint64_t wanted = steps << 12 | phase; own.holds != wanted) {
             own.holds = wanted;
-            prepare(op, seats.data(), now->tokens, 0, 1, view(own.rows), thread);
+            prepare(op, form(op), seats.data(), now->tokens, 0, 1, view(own.rows), thread);
         }
     }
     Sink sink{};
@@ -694,8 +729,12 @@ void OctModel::linear(const OctOp& op, uint32_t phase, int chunk, int total, int
     sink.out = row(waits ? op.wide : op.out, 0) + op.column;
     sink.stride = size_t(widths[size_t(waits ? op.wide : op.out)]);
     sink.bias = op.bias;
-    isa.product(*op.matrix, block_of(*op.matrix, chunk, total), block_of(*op.matrix, chunk + 1, total), view(*from), now->tokens,
-                shape.exact, sink);
+    const int first = block_of(*op.matrix, chunk, total), last = block_of(*op.matrix, chunk + 1, total);
+    if (!splits(op)) return isa.product(*op.matrix, first, last, view(*from), now->tokens, shape.exact, sink);
+    sink.rows_of = others.data();
+    isa.product(*op.matrix, first, last, view(shared), int(others.size()), shape.exact, sink);
+    sink.rows_of = prompt.data();
+    isa.prompt_product(*op.matrix, first, last, view(shared), int(prompt.size()), sink);
 }
 
 void OctModel::adapt_panel(const OctOp& op, const Panel& panel, int thread) {
@@ -988,6 +1027,8 @@ OCT_API OctModel* oct_model_new(const OctShape* shape, const OctOp* ops, int32_t
     }
 }
 
+OCT_API int32_t oct_prompts(int32_t isa, int32_t kind) { return prompts(isa_of(least(isa, oct_isa_best())), kind); }
+
 OCT_API uint64_t oct_block_bytes(const OctShape* shape) {
     return layout_of(*shape, isa_of(shape->isa)).bytes * uint64_t(shape->kv_heads);
 }
@@ -1027,20 +1068,23 @@ OCT_API float* oct_buffer(OctModel* model, int32_t buffer, int32_t tokens) {
     return model->rows[size_t(buffer)].as<float>();
 }
 
-OCT_API void oct_linear(int32_t level, const OctMatrix* w, const float* x, int32_t n, int32_t exact, float* y) {
+OCT_API void oct_linear(int32_t level, const OctMatrix* w, const float* x, int32_t n, int32_t how, float* y) {
     const Isa& isa = isa_of(least(level, oct_isa_best()));
-    const Prepared rows(size_t(n), (w->cols + GROUP - 1) / GROUP * GROUP);
-    const bool int8 = !exact && w->kind > OCT_BF16;
+    const int wide = grouped(w->cols);
+    const Prepared rows(size_t(n), wide);
+    const Form form = how == OCT_PROMPT ? HALVES : how == OCT_FAST && w->kind > OCT_BF16 ? INTEGERS : FLOATS;
     for (int m = 0; m < n; m += LANES) {
         const float* panel[LANES];
         for (int r = 0; r < least(LANES, n - m); r++) panel[r] = x + size_t(m + r) * size_t(w->cols);
-        make_panel(isa, panel, least(LANES, n - m), w->cols, int8, 0, 1, view(rows).from(size_t(m), w->cols));
+        make_panel(isa, panel, least(LANES, n - m), w->cols, form, 0, 1,
+                   view(rows).from(size_t(m), form == HALVES ? wide : w->cols));
     }
     Sink sink{};
     sink.mode = Sink::STORE;
     sink.out = y;
     sink.stride = size_t(w->blocks) * LANES;
-    isa.product(*w, 0, w->blocks, view(rows), n, exact, sink);
+    if (how == OCT_PROMPT) isa.prompt_product(*w, 0, w->blocks, view(rows), n, sink);
+    else isa.product(*w, 0, w->blocks, view(rows), n, how == OCT_EXACT, sink);
 }
 
 OCT_API int32_t oct_embed(int32_t level, const OctMatrix* w, const int32_t* ids, int32_t count, float scale, float* out) {

@@ -22,9 +22,12 @@ REFERENCE = ("file", "fp32")
 
 class Teacher(Protocol):
     """Entry-point group `octavo.teacher`: of the model at `path`, with `weights` stored and `kv` kept like this, a
-    function from ids to logits. `exact` keeps activations in fp32. Raises `ModelError` for what it does not have."""
+    function from ids to logits. `exact` keeps activations in fp32; with `prompt` tokens are computed as a prompt's are,
+    otherwise as generated ones. Raises `ModelError` for what it does not have."""
 
-    def __call__(self, path: str, weights: str, kv: str, *, exact: bool) -> Callable[[list[int]], Floats]: ...
+    def __call__(
+        self, path: str, weights: str, kv: str, *, exact: bool, prompt: bool = False
+    ) -> Callable[[list[int]], Floats]: ...
 
 
 command = App(name="verify", help="Check what a machine computes.")
@@ -33,7 +36,14 @@ command.command(speculation)
 
 @command.command
 def quality(
-    model: str = "default", /, *, weights: str = "file", kv: str = "bf16", executor: str = "native", exact: bool = False
+    model: str = "default",
+    /,
+    *,
+    weights: str = "file",
+    kv: str = "bf16",
+    executor: str = "native",
+    exact: bool = False,
+    prompt: bool = False,
 ) -> int:
     """Compare an executor's arithmetic with fp32: KL divergence, agreement of the likeliest token, perplexities.
 
@@ -49,10 +59,13 @@ def quality(
         whose arithmetic it is
     exact
         with activations in fp32, as `executor.mode = exact` has them
+    prompt
+        as a request's prompt is computed, which may be another way than that of the tokens it is answered with
     """
-    print(f"{model}, weights {weights}, KV {kv}, activations {'fp32' if exact else 'as in fast mode'}, against fp32:\n")
+    activations = "in fp32" if exact else "as fast mode has a prompt's" if prompt else "as in fast mode"
+    print(f"{model}, weights {weights}, KV {kv}, activations {activations}, against fp32:\n")
     print(f"{'text':8}{'positions':>10}{'KL':>10}{'top-1':>8}{'perplexity':>12}{'of fp32':>10}")
-    for name, found in measured(model, weights, kv, executor=executor, exact=exact):
+    for name, found in measured(model, weights, kv, executor=executor, exact=exact, prompt=prompt):
         print(
             f"{name:8}{found.positions:10}{found.kl:10.5f}{found.top1:8.3f}"
             f"{found.perplexity:12.3f}{found.reference:10.3f}"
@@ -61,7 +74,7 @@ def quality(
 
 
 def measured(
-    model: str, weights: str, kv: str, *, executor: str = "native", exact: bool = False
+    model: str, weights: str, kv: str, *, executor: str = "native", exact: bool = False, prompt: bool = False
 ) -> Iterator[tuple[str, Quality]]:
     """For each text, by name. Raises `ModelError`."""
     files = locate(model)
@@ -69,7 +82,7 @@ def measured(
         raise ModelError(f"{model!r} has no weights whose quality could be verified")
     teacher: Teacher = resolve(GROUP, executor)
     vocabulary = load_vocabulary(files)
-    ours, reference = teacher(model, weights, kv, exact=exact), teacher(model, *REFERENCE, exact=True)
+    ours, reference = teacher(model, weights, kv, exact=exact, prompt=prompt), teacher(model, *REFERENCE, exact=True)
     for name, text in TEXTS.items():
         ids = vocabulary.encode(text)
         yield name, compare(ours(ids), reference(ids), ids)

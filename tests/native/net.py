@@ -38,9 +38,14 @@ def make(
 
 
 def step(
-    native: Native, spans: list[tuple[list[int], int, list[int]]], *, logits: bool = True
+    native: Native,
+    spans: list[tuple[list[int], int, list[int]]],
+    *,
+    logits: bool = True,
+    prompts: list[int] | None = None,
 ) -> tuple[Floats, list[int]]:
-    """Compute (ids, first position, block table) spans; logits and best tokens of all their rows."""
+    """Compute (ids, first position, block table) spans; logits and best tokens of all their rows. `prompts` say
+    where each sequence's prompt ends."""
     n = sum(len(ids) for ids, _, _ in spans)
     positions = [position for ids, start, _ in spans for position in range(start, start + len(ids))]
     sequences = [s for s, (ids, _, _) in enumerate(spans) for _ in ids]
@@ -50,6 +55,7 @@ def step(
             int32s([i for ids, _, _ in spans for i in ids]), int32s(positions), int32s(sequences),
             int32s([b for _, _, table in spans for b in table]), int32s(starts), int32s(range(n)),
             int32s(range(n) if logits else [-1] * n), int32s([]), int32s([]),
+            prompt_ends=None if prompts is None else int32s(prompts),
         )
     )  # fmt: skip
     assert all(out.finite)
