@@ -497,6 +497,7 @@ class Match(Message):
     seq: int
     namespace: bytes
     ids: Col
+    prompt_len: int
 
 
 class Matched(Message):
@@ -747,6 +748,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     cache_seed: bytes
     """Digest of weights, KV dtype and mode: part of every cache namespace."""
+    prompts_apart: bool = False
+    """A prompt's tokens get another KV than the same tokens generated: the prefix tree keeps the two apart."""
     drafter: str = ""
     """Who guesses tokens ahead (`speculation.drafter`); "" where nobody does."""
     weights_bytes: int = 0

@@ -157,9 +157,9 @@ class GhostExecutor:
     def _execute(self, run: Run) -> list[int]:
         resident = run.resident
         hashes = self._hashes.setdefault(resident, [])
-        if len(hashes) < len(resident.tokens):
+        if (known := len(hashes)) < len(resident.tokens):
             start = hashes[-1] if hashes else start_of(resident.adapter)
-            hashes += prefix_hashes(resident.tokens[len(hashes) :], start)
+            hashes += prefix_hashes(self._told_apart(resident.tokens[known:], resident.prompt_len - known), start)
         self._check(run, hashes)
         for position in range(run.start, run.end):
             self._write(run, position, hashes[position])
@@ -168,9 +168,14 @@ class GhostExecutor:
             return []
         produced = self._sample(run, hashes)
         resident.tokens += produced
-        hashes += prefix_hashes(produced, hashes[-1])
+        hashes += prefix_hashes(self._told_apart(produced, 0), hashes[-1])
         resident.kv_len = len(resident.tokens) - 1
         return produced
+
+    def _told_apart(self, tokens: list[int], prompt_len: int) -> list[int]:
+        """Those behind a prompt as ~token, if their cells are to be others than a prompt's."""
+        first = max(prompt_len, 0) if self.facts.prompts_apart else len(tokens)
+        return tokens[:first] + [~token for token in tokens[first:]]
 
     def _check(self, run: Run, hashes: list[int]) -> None:
         if run.start == 0:
@@ -204,7 +209,7 @@ class GhostExecutor:
             if i == run.drafts:
                 break
             draft = token if i < right else token + 1
-            prefix = mix(prefix, draft)
+            prefix = prefix_hashes(self._told_apart([draft], 0), prefix)[0]
             self._write(run, run.end + i, prefix)
             if i >= right:  # rejected: its KV is garbage that nobody may read
                 break

@@ -84,11 +84,10 @@ class ExecutorConfig(Section, frozen=True):
     mode: Literal["fast", "exact"] = "fast"
     """What `native` computes in: `exact` is fp32 throughout; `fast` has int8 activations for quantised weights and
     keeps KV in bf16. `cpu` is always exact."""
-    invariant: bool = False
-    """Let `native` compute prompts with the bits of generated tokens also where its mode `fast` has a quicker way for
-    prompts (processors with AMX: bf16 activations, and bf16 weights unpacked from any format). With that way an answer
-    depends on nothing beside its own request either, but for this: text that was generated for one request and comes
-    back in the prompt of another is cached as it was generated."""
+    prompts: Literal["apart", "same"] = "apart"
+    """`apart`: where the processor has a quicker way for prompts (AMX: bf16), `native` has it in fast mode. Their KV
+    then is not that of generated tokens, and an answer that comes back in another request's prompt is computed once
+    more, as a prompt. `same`: as generated tokens, everywhere."""
     weights: Literal["file", "w8", "w4"] = "file"
     """What `native` makes of weights that are floats: nothing, or groups of 32 numbers of 8 or 4 bits. Weights that are
     quantised stay as they are."""

@@ -31,4 +31,5 @@ def build(
         generation=generation,
         caching=config.kv.prefix_cache,
         host_blocks=facts.host_blocks,
+        prompts_apart=facts.prompts_apart,
     )

@@ -18,6 +18,7 @@ import numpy as np
 from octavo.core.kv.host import HostTier
 from octavo.core.kv.namespaces import Namespaces
 from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key
+from octavo.core.kv.written import read, written
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
     EMPTY,
@@ -60,7 +61,7 @@ REFUSED = -1
 
 @dataclass(slots=True)
 class Residency:
-    """A sequence in a slot: its ids, its block table, and how much of it is in the tree.
+    """A sequence in a slot: its ids as the tree knows them, its block table, and how much of it is in the tree.
 
     `keys[i]` is the chained key of full block i, for the blocks that have entered the tree."""
 
@@ -81,7 +82,7 @@ class Residency:
 
     def begins_with(self, prefix: bytes) -> bool:
         """`prefix` as int32 ids."""
-        return self.tokens[: len(prefix) // self.tokens.itemsize].tobytes() == prefix
+        return read(self.tokens[: len(prefix) // self.tokens.itemsize].tobytes()) == prefix
 
 
 @dataclass(slots=True)
@@ -130,8 +131,10 @@ class KvCore:
         generation: int,
         caching: bool = True,
         host_blocks: int = 0,
+        prompts_apart: bool = False,
     ) -> None:
         self.generation = generation
+        self._prompts_apart = prompts_apart
         self._host_blocks = host_blocks
         self.pool = self._new_pool(total_blocks, eviction)
         self._eviction = eviction
@@ -364,7 +367,7 @@ class KvCore:
             strict=True,
         ):
             if (residency := self._resident(slot, open_id)) is not None:
-                residency.tokens.extend(plan.commit_tokens[at : at + n].tolist())
+                residency.tokens.extend(self._known_as(plan.commit_tokens[at : at + n], 0).tolist())
                 self._insert(binding, slot, residency, kv_len, plan.now_ns)
             at += n
 
@@ -429,9 +432,14 @@ class KvCore:
             found.append((key, block))
         return found
 
+    def _known_as(self, ids: Col, prompt_len: int) -> Col:
+        """As the tree knows them: see written.py."""
+        return written(ids, prompt_len) if self._prompts_apart else ids
+
     def _match(self, match: Match) -> Matched:
         limit, size = len(match.ids) - 1, self._block_size
-        found = self._lookup(match.namespace, match.ids, limit)
+        ids = self._known_as(match.ids, match.prompt_len)
+        found = self._lookup(match.namespace, ids, limit)
         end = len(found) * size
         swapped = sum(block == SWAPPED for _, block in found) * size
         if not self._caching:
@@ -440,21 +448,21 @@ class KvCore:
             return Matched(match.seq, end, "short", end)
         if end + size > limit:
             return Matched(match.seq, end, "", end, swapped=swapped)
-        if not found and (elsewhere := self._elsewhere(match, limit)):
+        if not found and (elsewhere := self._elsewhere(match.namespace, ids, limit)):
             return Matched(match.seq, end, "tenant", elsewhere)
         parent_key, parent = found[-1] if found else (match.namespace, NO_BLOCK)
-        tokens = match.ids[end : end + size].tobytes()
+        tokens = ids[end : end + size].tobytes()
         tenant = self._namespaces.get(match.namespace)
         miss = self.pool.why_missing(chain_key(parent_key, tokens), parent, tokens, tenant)
         return Matched(match.seq, end, miss.reason, end + miss.common, miss.evicted_ns, swapped)
 
-    def _elsewhere(self, match: Match, limit: int) -> int:
+    def _elsewhere(self, namespace: bytes, ids: Col, limit: int) -> int:
         """Tokens from the start that the tree has for somebody else: none, or the first block's. Only to tell why a
         prefix is not found, so only the latest namespaces are looked at; and always all of these, lest the time that it
         takes tell one tenant what another has asked."""
-        others = [name for name in self._namespaces.latest(COMPARED_TENANTS) if name != match.namespace]
+        others = [name for name in self._namespaces.latest(COMPARED_TENANTS) if name != namespace]
         first = min(limit, self._block_size)
-        return self._block_size if sum(len(self._lookup(name, match.ids, first)) for name in others) else 0
+        return self._block_size if sum(len(self._lookup(name, ids, first)) for name in others) else 0
 
     def _take_slot(self, slot: int, residency: Residency, end: int) -> None:
         self._residencies[slot] = residency
@@ -466,10 +474,11 @@ class KvCore:
     def _open(self, binding: _Binding, o: Open, now_ns: int) -> None:
         if not self._slot_is_free(binding, o.slot, o.open_id):
             return
-        cached = self._lookup(o.namespace, o.ids, min(o.cached, len(o.ids) - 1))
+        ids = self._known_as(o.ids, o.prompt_len)
+        cached = self._lookup(o.namespace, ids, min(o.cached, len(o.ids) - 1))
         tenant = self._namespaces.take(o.namespace, o.tenant, self._held_namespaces)
         self.pool.tenants = self._namespaces.tenants
-        tokens = array("i", o.ids.tolist())
+        tokens = array("i", ids.tolist())
         table = [block for _, block in cached if block != SWAPPED]
         for block in table:
             self.pool.acquire(block)
@@ -524,7 +533,7 @@ class KvCore:
             binding.copies.append((parent.table[full], block))
             table.append(block)
         tokens = parent.tokens[: f.n]
-        tokens.extend(f.ids.tolist())
+        tokens.extend(self._known_as(f.ids, f.prompt_len - f.n).tolist())
         keys = parent.keys[:full]
         residency = Residency(f.open_id, parent.namespace, tokens, table, keys, parent.keep_ns, parent.cut)
         self._take_slot(f.slot, residency, f.n)

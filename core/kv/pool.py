@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.core.kv.host import HostTier
+from octavo.core.kv.written import read
 from octavo.policies.contract import Eviction, Leaves, Mask
 
 NO_BLOCK = -1
@@ -163,7 +164,10 @@ class BlockPool:
         if not (below := self._below.get(parent)):
             return Miss("new" if parent == NO_BLOCK else "ends")
         last = islice(reversed(below.items()), COMPARED)
-        common = max((_common(tokens, other) for block, other in last if self._tenant[block] == tenant), default=0)
+        own = [other for block, other in last if self._tenant[block] == tenant]
+        common = max((_common(tokens, other) for other in own), default=0)
+        if max((_common(read(tokens), read(other)) for other in own), default=0) > common:
+            return Miss("generated", common)
         return Miss("differs" if common or parent != NO_BLOCK else "new", common)
 
     def insert(self, block: int, key: bytes, parent: int, tokens: bytes, tenant: int = 0) -> int:
@@ -298,7 +302,7 @@ class BlockPool:
         along: list[int] = []
         while level:
             size = len(level[0][1])
-            level = [(block, ids) for block, ids in level if ids.startswith(prefix[:size])]
+            level = [(block, ids) for block, ids in level if read(ids).startswith(prefix[:size])]
             if len(prefix) <= size:
                 return [block for block, _ in level], along
             prefix = prefix[size:]

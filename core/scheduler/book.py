@@ -75,8 +75,9 @@ class Book:
     def _ask(self, sequence: Sequence) -> None:
         self._unmatched[sequence.seq_id] = sequence
         if self.can_match:
-            namespace = sequence.request.asked.namespace
-            self.outbox.send(Role.KV, Match(sequence.seq_id, namespace, col(sequence.tokens)))
+            request = sequence.request
+            match = Match(sequence.seq_id, request.asked.namespace, col(sequence.tokens), request.prompt_len)
+            self.outbox.send(Role.KV, match)
 
     def ask_all_matches(self) -> None:
         """The KV-manager is there (again): ask for everyone who waits on its own account."""

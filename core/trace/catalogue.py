@@ -95,7 +95,8 @@ class RequestMatched(RequestEvent, frozen=True, kw_only=True, tag="request.match
     `miss` says why not more: "" (all whole blocks are there), `short` (it has no whole block to look up),
     `disabled`, `computed` (asked to compute its prompt, for log-probabilities), `new` (no common prefix: its first
     token is that of none), `ends` (nothing was seen after this prefix), `differs` (what is there goes on differently:
-    token `at` is the first that differs), `tenant` (another tenant or adapter has its first `at` tokens, which are not
+    token `at` is the first that differs), `generated` (from token `at` on it is there as it was generated, and prompts
+    are computed apart), `tenant` (another tenant or adapter has its first `at` tokens, which are not
     shared), `evicted` (the next block was there, but its room was needed at `evicted_ns`, else 0).
     """
 

@@ -29,6 +29,7 @@ _MISSES = {
     "new": "no common prefix: nothing that is there begins with its first token",
     "ends": "nothing was seen after this prefix",
     "differs": "token {at} is the first that differs from what is there",
+    "generated": "from token {at} on it is there as it was generated, which has another KV (executor.prompts)",
     "tenant": "another tenant or adapter has at least its first {at} tokens, and they share nothing",
     "evicted": "the next block was there, and was evicted",
 }

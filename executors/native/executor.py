@@ -3,8 +3,8 @@
 Every token's numbers come from its own sequence alone, in one fixed order of sums, in both modes: what a request
 gets does not depend on its neighbours, on chunks, blocks, threads or cache hits. Mode `exact` keeps activations and
 KV in fp32; `fast` has int8 activations where weights are 4-bit or 8-bit, and a bf16 KV pool. On processors with AMX
-`fast` computes the tokens of a request's prompt in bf16, wherever and whenever it does so, unless `executor.invariant`:
-what was generated for one request and is read by another from the cache is then as it was generated.
+`fast` computes the tokens of a request's prompt in bf16, wherever and whenever it does so (`executor.prompts`), and the
+cache keeps a prompt's tokens apart from the same ones generated.
 """
 
 from __future__ import annotations
@@ -63,11 +63,8 @@ class NativeExecutor:
         facts: Facts,
         grammars: Grammars | None = None,
         drafting: Drafting | None = None,
-        *,
-        invariant: bool = False,
     ) -> None:
         self.facts = facts
-        self._own_prompts = model.own_prompts and not invariant
         self.model = model
         self._residents = Residents()
         spec, library = model.weights.spec, model.weights.library
@@ -93,7 +90,7 @@ class NativeExecutor:
         kind = _kv_kind(config)
         threads, isa = config.executor.threads or default_threads(), Isa(library.oct_isa_best())
         how = ", ".join([mode, *_unusual(config), isa.name, f"{threads} threads"])
-        arithmetic = [mode, config.executor.weights, kind.name, isa.name, str(config.executor.invariant)]
+        arithmetic = [mode, config.executor.weights, kind.name, isa.name, config.executor.prompts]
         facts = model_facts(
             config,
             files.model_id,
@@ -110,6 +107,7 @@ class NativeExecutor:
         facts = msgspec.structs.replace(
             facts,
             executor=how,
+            prompts_apart=model.own_prompts and config.executor.prompts == "apart",
             weights_bytes=weights_bytes(weights),
             workspace_bytes=workspace_bytes(weights, config.scheduler.chunk_budget),
         )
@@ -117,7 +115,7 @@ class NativeExecutor:
         drafting = Drafting.of(
             Host(config, facts, stacks.target, stacks.open, trees=True, claim=stacks.claim, taps=True)
         )
-        return cls(model, stacks.counted(facts), grammars, drafting, invariant=config.executor.invariant)
+        return cls(model, stacks.counted(facts), grammars, drafting)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -144,7 +142,7 @@ class NativeExecutor:
         """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
         outcomes = self._settlement.refused(runs)
         sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
-        inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], self._own_prompts)
+        inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], self.facts.prompts_apart)
         adapters, loaded = self._adapters([runs[i] for i in sound], asks)
         features, taps = self._drafting.features, self._drafting.taps
         out = self.model.step(inputs, hidden=features, taps=taps, adapters=adapters, loaded=loaded)

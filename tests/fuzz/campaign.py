@@ -16,6 +16,7 @@ MUST_HAPPEN = (
     "RequestPreempted",
     "RequestRebased",
     "cancel",
+    "an answer comes back in a prompt",
     "RequestFailed",
     "evictions",
     "partial block copied for a fork",

@@ -60,6 +60,8 @@ from octavo.policies.contract import NEVER, Floats, Ints, Leaves, Running, Selec
 S, K, E, T = Role.SCHEDULER, Role.KV, Role.EXECUTOR, Role.TOKENIZER
 LINKS = [(T, S), (S, K), (K, E), (E, S), (K, S), (S, T)]
 EOS_ONE_IN = 24
+TURNS = 20
+"""Longest prompt of a conversation that goes on."""
 ADAPTERS = (None, None, Adapter("a", "", b"a" * 16), Adapter("alias of a", "", b"a" * 16), Adapter("b", "", b"b" * 16))
 """What a request is computed with: what one leaves in the prefix tree may serve those of equal content, no others."""
 POLICIES = {group: installed(f"octavo.{group}") for group in METHODS if group != "speculation"}
@@ -86,6 +88,8 @@ class Setup:
     host_blocks: int = 0
     policies: tuple[tuple[str, str], ...] = ()
     """(group, name) of built-in policies beside the default ones."""
+    apart: bool = False
+    """Prompts are computed otherwise than generated tokens."""
 
     @staticmethod
     def draw(seed: int) -> Setup:
@@ -104,6 +108,7 @@ class Setup:
             odd_policies=r.random() < 0.3,
             policies=tuple((group, r.choice(names)) for group, names in POLICIES.items() if r.random() < 0.4),
             host_blocks=r.choice([0, 0, 1, 6, 40]),
+            apart=r.random() < 0.5,
         )
 
 
@@ -133,7 +138,7 @@ class Asked:
     def done(self) -> bool:
         return self.cancelled or bool(self.refused) or all(self.ended)
 
-    def expected(self, choice: int) -> tuple[list[int], str]:
+    def expected(self, choice: int, *, apart: bool) -> tuple[list[int], str]:
         hashes = prefix_hashes(self.ids, start_of(self.adapter))
         prefix, out = hashes[-1], list[int]()
         while True:
@@ -145,7 +150,7 @@ class Asked:
                 return out, "stop"
             if len(out) == self.max_tokens:
                 return out, "length"
-            prefix = prefix_hashes([token], prefix)[0]
+            prefix = prefix_hashes([~token if apart else token], prefix)[0]
 
 
 class OddPolicies:
@@ -227,6 +232,7 @@ class World:
             host_blocks=setup.host_blocks,
             block_bytes=8,
             cache_seed=b"",
+            prompts_apart=setup.apart,
         )
         odd = OddPolicies(self.rng, setup.drafts)
         built_in = load_policies(replace_fields(PolicyConfig(), **dict(setup.policies)))
@@ -265,6 +271,7 @@ class World:
             eviction=PolicyHost(self.policies),
             generation=self.gens[K],
             host_blocks=self.setup.host_blocks,
+            prompts_apart=self.setup.apart,
         )
 
     # ── links ────────────────────────────────────────────────────────────────────────────────────
@@ -371,12 +378,23 @@ class World:
         request_id = f"r{self.submitted}"
         self.submitted += 1
         asked = Asked(request_id, ids, n, sampling, max_tokens, [257], stop_at)
-        asked.adapter = random.Random(setup.seed * 1000 + self.submitted).choice(ADAPTERS)
+        other = random.Random(setup.seed * 1000 + self.submitted)
+        asked.adapter = other.choice(ADAPTERS)
+        self.go_on(asked, other)
         asked.deadline_ns = self.now + r.choice([1, 10_000]) if r.random() < 0.2 else None
         asked.journals = [[] for _ in range(n)]
         asked.ended = [""] * n
         self.asked[request_id] = asked
         self.send_request(asked)
+
+    def go_on(self, asked: Asked, r: random.Random) -> None:
+        """Perhaps it is the next turn of somebody's conversation: an answer comes back in its prompt."""
+        said = [one for one in self.asked.values() if one.journals[0] and len(one.ids) < TURNS]
+        if said and r.random() < 0.3:
+            before = r.choice(said)
+            asked.ids = [*before.ids, *before.journals[0], *asked.ids[-2:]][:TURNS]
+            asked.adapter = before.adapter
+            self.seen["an answer comes back in a prompt"] += 1
 
     def send_request(self, asked: Asked) -> None:
         self.handle_count += 1
@@ -478,7 +496,9 @@ class World:
         assert before == after, "a residency has lost a block"
         assert not (wrong := self.kv.pool.audit(self.kv.tables())), wrong
         if tenant != "nobody":
-            matched = self.kv.apply(self.now, Match(0, b"n", col([*ids, *[0] * self.setup.block_size]))).messages
+            matched = self.kv.apply(
+                self.now, Match(0, b"n", col(asked := [*ids, *[0] * self.setup.block_size]), len(asked))
+            ).messages
             (answer,) = (out.message for out in matched)
             assert isinstance(answer, Matched)
             assert answer.cached <= max(0, len(ids) - 1), "all of the prefix is still there"
@@ -608,7 +628,7 @@ class World:
             assert len(asked.ids) + asked.max_tokens > pool
             return
         for choice in range(asked.n):
-            tokens, finish = asked.expected(choice)
+            tokens, finish = asked.expected(choice, apart=self.setup.apart)
             journal, ended = asked.journals[choice], asked.ended[choice]
             if asked.cancelled:
                 assert journal == tokens[: len(journal)], f"{asked.request_id} choice {choice}: a wrong token"

@@ -34,7 +34,7 @@ def test_an_evicted_prefix_is_swapped_out_and_swapped_in_again() -> None:
     (evicted,) = (event for event in events if isinstance(event, KvEvicted))
     assert (evicted.blocks, evicted.swapped_out) == (1, 1)
     assert list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True)) == [(first[1], 4)]
-    (out,) = kv.core.apply(0, Match(1, b"n", col([*PROMPT, 1]))).messages
+    (out,) = kv.core.apply(0, Match(1, b"n", col([*PROMPT, 1]), len(PROMPT) + 1)).messages
     assert isinstance(out.message, Matched)
     assert (out.message.cached, out.message.swapped) == (8, 4)
     kv.release(1, 2)

@@ -88,7 +88,7 @@ class Kv:
         return self.plan(release_slot=col([slot]), release_open_id=col([open_id]))[1]
 
     def match(self, ids: list[int], namespace: bytes = b"n") -> int:
-        (out,) = self.core.apply(0, Match(1, namespace, col(ids))).messages
+        (out,) = self.core.apply(0, Match(1, namespace, col(ids), len(ids))).messages
         assert isinstance(out.message, Matched)
         return out.message.cached
 

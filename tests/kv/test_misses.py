@@ -21,7 +21,7 @@ def seen(kv: Kv, ids: list[int], namespace: bytes = b"n") -> None:
 
 
 def asked(kv: Kv, ids: list[int], namespace: bytes = b"n") -> tuple[int, str, int]:
-    (out,) = kv.core.apply(0, Match(1, namespace, col(ids))).messages
+    (out,) = kv.core.apply(0, Match(1, namespace, col(ids), len(ids))).messages
     assert isinstance(out.message, Matched)
     return out.message.cached, out.message.miss, out.message.at
 
@@ -64,7 +64,7 @@ def test_an_eviction_is_told_with_its_time() -> None:
     seen(kv, PROMPT)
     seen(kv, list(range(100, 116)))
     evicting_step = kv.steps - 2
-    (out,) = kv.core.apply(0, Match(1, b"n", col(PROMPT))).messages
+    (out,) = kv.core.apply(0, Match(1, b"n", col(PROMPT), len(PROMPT))).messages
     assert isinstance(out.message, Matched)
     assert (out.message.miss, out.message.evicted_ns) == ("evicted", evicting_step)  # the plans' time is their number
     seen(kv, PROMPT)

@@ -4,6 +4,7 @@ same bits in every chunk and company."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig
 from octavo.core.messages import Sampling
 from octavo.core.models.gguf import GgmlType
+from octavo.core.trace.catalogue import RequestMatched
 from octavo.executors.loading.from_folder import from_folder
 from octavo.executors.native.executor import NativeExecutor
 from octavo.executors.native.library import CMatrix, Floats, Isa
@@ -115,23 +117,34 @@ def test_a_prompt_has_the_same_bits_in_any_chunk_and_company(tiles: Isa, tmp_pat
         assert np.array_equal(read(native, chunk, END, beside=beside), whole), (chunk, beside)
 
 
-def loaded(path: Path, *, invariant: bool) -> NativeExecutor:
-    executor = ExecutorConfig(threads=2, invariant=invariant)
+def loaded(path: Path, prompts: Literal["apart", "same"]) -> NativeExecutor:
+    executor = ExecutorConfig(threads=2, prompts=prompts)
     return NativeExecutor.load(Config(model=ModelConfig(path=str(path)), kv=KvConfig(tokens=4096), executor=executor))
 
 
-def test_with_invariant_text_has_the_same_bits_whoever_wrote_it(path: Path) -> None:
-    """A conversation's second turn: the first one's answer is in the cache, as it was generated."""
-    wanted, first = Sampling(temperature=0.0, logprobs=2, prompt_logprobs=1), [(i * 37 + 5) % 97 for i in range(41)]
-    first_turn = asked(0, first, tokens=24, sampling=wanted)
+@pytest.mark.parametrize("prompts", ["apart", "same"])
+def test_a_conversation_goes_on_as_if_nothing_were_cached(path: Path, prompts: Literal["apart", "same"]) -> None:
+    """Its first answer comes back in the second prompt: in the cache it is as it was generated."""
+    executor = loaded(path, prompts)
+    sampling, first = Sampling(temperature=0.0, logprobs=2), [(i * 37 + 5) % 97 for i in range(41)]
 
-    def turns(executor: NativeExecutor, *, cached: bool) -> object:
+    def turns(*, cached: bool) -> tuple[list[int], list[float], int]:
         replica = Replica(executor, policy="off")
-        second = [*first, *replica.run([first_turn])[0, 0], 7, 8, 9]
-        fresh = replica if cached else Replica(executor, policy="off")
-        answer = fresh.run([asked(1, second, tokens=24, sampling=Sampling(temperature=0.0, logprobs=2))])
-        return answer, [(said.token, said.logprob) for said in fresh.logprobs[1, 0] if said is not None]
+        second = [*first, *replica.run([asked(0, first, tokens=24, sampling=sampling)])[0, 0], 7, 8, 9]
+        goes_on = replica if cached else Replica(executor, policy="off")
+        answer = goes_on.run([asked(1, second, tokens=24, sampling=sampling)])[1, 0]
+        hits = [event.cached for event in goes_on.events if isinstance(event, RequestMatched)]
+        return answer, [said.logprob for said in goes_on.logprobs[1, 0] if said is not None], hits[-1]
 
-    executor = loaded(path, invariant=True)
-    assert executor.facts.cache_seed != loaded(path, invariant=False).facts.cache_seed
-    assert turns(executor, cached=True) == turns(executor, cached=False)
+    *warm, hit = turns(cached=True)
+    *cold, missed = turns(cached=False)
+    assert warm == cold
+    assert missed == 0
+    assert hit == (32 if executor.facts.prompts_apart else 64)
+
+
+def test_prompts_that_are_computed_apart_have_a_cache_of_their_own(tiles: Isa, path: Path) -> None:
+    apart, same = loaded(path, "apart").facts, loaded(path, "same").facts
+    assert apart.prompts_apart
+    assert not same.prompts_apart
+    assert apart.cache_seed != same.cache_seed

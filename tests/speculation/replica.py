@@ -96,6 +96,7 @@ class Replica:
         self.kv = KvCore(
             total_blocks=self._facts.total_blocks, block_size=self._facts.block_size, slots=self._slots,
             eviction=self._host, generation=generation, caching=self._caching, host_blocks=self._facts.host_blocks,
+            prompts_apart=self._facts.prompts_apart,
         )  # fmt: skip
         self._mail += [(Role.KV, PeerUp(Role.SCHEDULER, 1)), (Role.SCHEDULER, PeerUp(Role.EXECUTOR, generation))]
 
