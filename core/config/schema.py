@@ -41,7 +41,7 @@ class KvConfig(Section, frozen=True):
 class SchedulerConfig(Section, frozen=True):
     max_sequences: Positive = 64
     """Slots: sequences that are resident at a time."""
-    chunk_budget: Positive = 512
+    chunk_budget: Positive = 256
     """Most tokens computed in one step, prefill chunks and decodes together."""
     depth: Annotated[int, Meta(ge=1, le=4)] = 2
     """Steps planned ahead of their results; 1 is for debugging."""
