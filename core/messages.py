@@ -567,9 +567,8 @@ class StepPlan(Message):
       `commit_kv_len` tokens have their KV computed by steps before this one: full blocks may enter the tree.
     - items, a row each: CHUNK computes tokens [start_or_cap, start_or_cap + n); it samples when that reaches the last
       known token. DECODE needs capacity for start_or_cap tokens and yields 1 to n tokens (n - 1 of them drafts).
-    - `taken` is the last step whose result the scheduler had. What the next one computes may be shared already: whoever
-      reads it runs later, and fails too if it did. Residencies in `failed` (open_ids), released or not, did: what they
-      have put into the tree leaves it, and what is planned behind it, which nobody computes, never enters.
+    - `taken` is the last step whose result the scheduler had. Only what was computed by then is shared, but for
+      residencies in `failed` (open_ids): their chunks never enter the tree.
     - `needs_ack` is off where the plan debits and releases nothing, as most steps that only decode: then it is acked
       only if there is something to say all the same.
     """

@@ -74,11 +74,6 @@ class Residency:
     """How long its blocks are to be kept after use, if they can be."""
     cut: bool = False
     """Some of it was flushed, or would have been: nothing more of it enters the tree."""
-    found: int = field(init=False)
-    """Keys that it was opened with."""
-
-    def __post_init__(self) -> None:
-        self.found = len(self.keys)
 
     def begins_with(self, prefix: bytes) -> bool:
         """`prefix` as int32 ids."""
@@ -99,16 +94,8 @@ class _Binding:
     events: list[Event] = field(default_factory=list)
 
 
-class _Released(NamedTuple):
-    """What a residency has put into the tree, whose steps before this one have perhaps not all been taken."""
-
-    step: int
-    open_id: int
-    keys: list[bytes]
-
-
 class _Computed(NamedTuple):
-    """A chunk that is planned: its full blocks enter the tree once all steps before have gone well."""
+    """A chunk that is planned: its full blocks enter the tree once its step has gone well."""
 
     step: int
     slot: int
@@ -151,7 +138,6 @@ class KvCore:
         self._told = -1
         """The available blocks that the scheduler knows of."""
         self._computed: list[_Computed] = []
-        self._released: list[_Released] = []
         self._namespaces = Namespaces()
         """Every tenant has its own; their numbers are for eviction policies."""
 
@@ -248,17 +234,6 @@ class KvCore:
             tenant=flush.tenant, prefix_tokens=len(flush.ids), freed=freed, in_use=in_use, from_host=places
         )
 
-    def _condemn(self, failed: list[int]) -> None:
-        """What these residencies have put into the tree leaves it, also if they were released before it was known."""
-        for residency in self._residencies:
-            if residency is not None and residency.open_id in failed:
-                self.pool.condemn(residency.keys[residency.found :])
-                residency.cut = True
-        for left in self._released:
-            if left.open_id in failed:
-                self.pool.condemn(left.keys)
-        self._cut_off()
-
     def _cut_off(self) -> None:
         """Nothing more enters the tree of residencies whose beginning has left it."""
         for residency in self._residencies:
@@ -273,16 +248,12 @@ class KvCore:
         host = self.pool.host
         swapped_before = 0 if host is None else host.swapped_out
         now_ns = self.pool.now_ns = plan.now_ns
-        if plan.failed:
-            self._condemn(plan.failed)
-        if self._released:
-            self._released = [left for left in self._released if left.step > plan.taken + 1]
         if self._computed:
             self._share_computed(binding, plan)
         if len(plan.commit_slot):
             self._commit(binding, plan)
         for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
-            self._release(slot, open_id, plan.step)
+            self._release(slot, open_id)
         for opening in plan.opens:
             self._open(binding, opening, now_ns)
         for forking in plan.forks:
@@ -351,11 +322,12 @@ class KvCore:
         return residency if residency is not None and residency.open_id == open_id else None
 
     def _share_computed(self, binding: _Binding, plan: StepPlan) -> None:
+        """Never before the result: a scheduler that dies with the news of a failure leaves nothing behind to read."""
         for computed in self._computed:
             residency = self._resident(computed.slot, computed.open_id)
-            if residency is not None and computed.step <= plan.taken + 1 and computed.open_id not in plan.failed:
+            if residency is not None and computed.step <= plan.taken and computed.open_id not in plan.failed:
                 self._insert(binding, computed.slot, residency, computed.upto, plan.now_ns)
-        self._computed = [computed for computed in self._computed if computed.step > plan.taken + 1]
+        self._computed = [computed for computed in self._computed if computed.step > plan.taken]
 
     def _commit(self, binding: _Binding, plan: StepPlan) -> None:
         at = 0
@@ -393,15 +365,12 @@ class KvCore:
             self.pool.touch(canonical, now_ns, keep_ns=residency.keep_ns)
             keys.append(key)
 
-    def _release(self, slot: int, open_id: int, step: int | None = None) -> None:
-        """`step` if steps before it may still tell that it has failed."""
+    def _release(self, slot: int, open_id: int) -> None:
         residency = self._resident(slot, open_id)
         if residency is None:
             return
         for block in residency.table:
             self.pool.release(block)
-        if step is not None and len(residency.keys) > residency.found:
-            self._released.append(_Released(step, open_id, residency.keys[residency.found :]))
         self._residencies[slot] = None
         self._open_ids[slot] = -1
 
@@ -410,7 +379,6 @@ class KvCore:
             if residency is not None:
                 self._release(slot, residency.open_id)
         self._computed = []
-        self._released = []
 
     def _lookup(self, namespace: bytes, ids: Col, limit: int) -> list[tuple[bytes, int]]:
         """(key, block) of the longest cached prefix of whole blocks within the first `limit` tokens; SWAPPED for those

@@ -8,12 +8,16 @@ executors they are a bind's copies like any other.
              ▲                              │ take
              └──────────────────────────────┘
 
-A key of a block says all that its KV depends on, so nothing is kept here but keys. Knows no tree and no references.
+When all are taken, whoever of the tenants has the most gives up its least recently swapped out one: nobody is pushed
+out of an equal part of the places by others, and a part that is not used is lent out.
+
+A key of a block says all that its KV depends on, so nothing is kept here but keys, and whose they are. Knows no tree
+and no references.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 
 class HostTier:
@@ -23,8 +27,10 @@ class HostTier:
         self.total = total
         self.swapped_out = self.swapped_in = 0
         """Blocks so far."""
-        self._places: OrderedDict[bytes, int] = OrderedDict()
-        """By key, the one that was swapped out first in front."""
+        self._places: dict[bytes, int] = {}
+        self._owner: dict[bytes, str] = {}
+        self._of: defaultdict[str, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
+        """The keys of each tenant that has any, the one that was swapped out first in front."""
         self._free = list(range(first + total - 1, first - 1, -1))
         self._out: dict[int, int] = {}
         """Copies to be made by the bind in the making: by place, the block that was evicted."""
@@ -35,10 +41,15 @@ class HostTier:
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
 
-    def keep(self, key: bytes, block: int) -> None:
-        """This block is being evicted from the pool."""
-        place = self._free.pop() if self._free else self._places.popitem(last=False)[1]
+    def keep(self, key: bytes, block: int, tenant: str) -> None:
+        """This block of the tenant's is being evicted from the pool."""
+        if not self._free:
+            most = max(self._of, key=lambda other: len(self._of[other]) + (other == tenant))
+            self._forget(next(iter(self._of[most])))
+        place = self._free.pop()
         self._places[key] = place
+        self._owner[key] = tenant
+        self._of[tenant][key] = None
         self._out[place] = block
         self.swapped_out += 1
 
@@ -46,16 +57,23 @@ class HostTier:
         """The block to copy the KV of this key from; it is the pool's again. KeyError if it is not here.
 
         Its place may be given away at once: a bind's copies are read before any is written."""
-        place = self._places.pop(key)
-        self._free.append(place)
+        place = self._forget(key)
         self.swapped_in += 1
         return self._out.pop(place, place)  # on its way out, it has not left the pool yet
 
     def discard(self, key: bytes) -> None:
         """The pool has got this block by itself."""
-        if (place := self._places.pop(key, None)) is not None:
-            self._out.pop(place, None)
-            self._free.append(place)
+        if key in self._places:
+            self._out.pop(self._forget(key), None)
+
+    def _forget(self, key: bytes) -> int:
+        """The place that this leaves."""
+        place, tenant = self._places.pop(key), self._owner.pop(key)
+        del self._of[tenant][key]
+        if not self._of[tenant]:
+            del self._of[tenant]
+        self._free.append(place)
+        return place
 
     def clear(self) -> int:
         """Keep nothing of what is here; gives how many blocks that were."""
@@ -76,6 +94,8 @@ class HostTier:
         wrong = (
             [] if len(held) == len(set(held)) == self.total else [f"{len(held)} places of {self.total} in host memory"]
         )
+        if sorted(key for keys in self._of.values() for key in keys) != sorted(self._places):
+            wrong.append("host memory and its tenants disagree")
         if self._out:
             wrong.append(f"{len(self._out)} blocks wait for a bind's copies")
         return wrong

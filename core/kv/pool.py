@@ -218,11 +218,16 @@ class BlockPool:
         for left in range(need, 0, -1):
             *_, block = heapq.heappop(heap)
             if self.host is not None and (key := self._key[block]) is not None:
-                self.host.keep(key, block)
+                self.host.keep(key, block, self._owner(block))
             parent = self._forget(block)
             if parent != NO_BLOCK and self._unreferenced[parent] and self._children[parent] == 0:
                 (score,) = self._score(left, np.asarray([parent]))
                 heapq.heappush(heap, (bool(kept[parent]), score, parent))
+
+    def _owner(self, block: int) -> str:
+        """The tenant, who may have several namespaces."""
+        index = int(self._tenant[block])
+        return self.tenants[index] if index < len(self.tenants) else ""
 
     def _kept(self) -> Mask:
         """Which blocks are to be kept now, shape [total]. Of every tenant that has such blocks the most recently used
@@ -252,16 +257,6 @@ class BlockPool:
             column.flags.writeable = False
         scores: list[float] = self._eviction.rank(need, view).tolist()
         return scores
-
-    def condemn(self, keys: list[bytes]) -> None:
-        """What stands for these prefixes, each one longer than the one before, leaves the tree and host memory, with
-        all below it in the tree. What somebody still refers to is free with the last reference."""
-        top = next((self._by_key[key] for key in keys if key in self._by_key), None)
-        if top is not None:
-            self._take_out(self._leaves_first([top]))
-        if self.host is not None:
-            for condemned in keys:
-                self.host.discard(condemned)
 
     def cached_in_use(self) -> list[int]:
         """Of each tenant, the cached blocks that somebody refers to."""

@@ -54,7 +54,8 @@ class Admission:
         return admissible
 
     def ready(self, draft: Draft, sequence: Sequence) -> bool:
-        """Its match is known; or its parent's prompt was planned in an earlier step, so that it can fork."""
+        """Its match is known; or its parent's prompt is computed, so that it can fork: had that failed, it would read
+        what is not there."""
         parent = sequence.fork_of
         if parent is None:
             return sequence.hint is not None
@@ -62,7 +63,7 @@ class Admission:
         return (
             slot >= 0
             and int(self._slots.planned[slot]) >= sequence.request.prompt_len
-            and int(self._slots.planned_in[slot]) < draft.step
+            and int(self._slots.planned_in[slot]) <= draft.taken
         )
 
     def left(self, sequence: Sequence) -> int:

@@ -52,6 +52,8 @@ class Draft:
     now_ns: int
     credit: int
     budget: int
+    taken: int
+    """The last step whose result is here."""
     debit: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0

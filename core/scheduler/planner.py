@@ -92,7 +92,7 @@ class Planner:
 
     def plan(self, now_ns: int, idle: bool) -> tuple[StepPlan, Outstanding, list[Event]] | None:
         """The next step, or None if there is nothing to do. `idle`: no step is under way."""
-        draft = Draft(self._step + 1, now_ns, self.ledger.credit, self._chunk_budget)
+        draft = Draft(self._step + 1, now_ns, self.ledger.credit, self._chunk_budget, self.taken)
         running = self.slots.oldest_first
         step = Step(
             now_ns,

@@ -29,6 +29,9 @@ MUST_HAPPEN = (
     "evicted between hint and open",
     "crash between result and delivery",
     "frame fenced",
+    "a run failed",
+    "a failure lost with the scheduler",
+    "opened where a run had failed",
     "flush of what is in use",
     "flush of what nobody uses",
     "crash of SCHEDULER",
@@ -64,6 +67,8 @@ def simpler(setup: Setup) -> Iterator[Setup]:
         replace(setup, flushes=False),
     )
     yield from (candidate for candidate in plain if candidate != setup)
+    if setup.failures:
+        yield replace(setup, failures=False)
     if setup.host_blocks:
         yield replace(setup, host_blocks=0)
     if setup.drafts:

@@ -55,13 +55,17 @@ from octavo.core.scheduler.core import SchedulerCore
 from octavo.core.tokenizer.core import cache_namespace
 from octavo.core.trace.catalogue import KvFlushed, KvLeak, KvOverdraft, PolicyRejected
 from octavo.executors.ghost import GhostExecutor, next_token, prefix_hashes, prompt_logprob, start_of
+from octavo.executors.residents import Run
 from octavo.policies.contract import NEVER, Floats, Ints, Leaves, Running, Selection, Step, Waiting
+from tests.fuzz.faulty import FaultyGhost
 
 S, K, E, T = Role.SCHEDULER, Role.KV, Role.EXECUTOR, Role.TOKENIZER
 LINKS = [(T, S), (S, K), (K, E), (E, S), (K, S), (S, T)]
 EOS_ONE_IN = 24
 TURNS = 20
 """Longest prompt of a conversation that goes on."""
+FAILS = 0.03
+"""Share of an executor's runs that fail, where some do."""
 ADAPTERS = (None, None, Adapter("a", "", b"a" * 16), Adapter("alias of a", "", b"a" * 16), Adapter("b", "", b"b" * 16))
 """What a request is computed with: what one leaves in the prefix tree may serve those of equal content, no others."""
 POLICIES = {group: installed(f"octavo.{group}") for group in METHODS if group != "speculation"}
@@ -86,6 +90,8 @@ class Setup:
     flushes: bool = True
     odd_policies: bool = False
     host_blocks: int = 0
+    failures: bool = False
+    """Some runs of the executor fail."""
     policies: tuple[tuple[str, str], ...] = ()
     """(group, name) of built-in policies beside the default ones."""
     apart: bool = False
@@ -109,6 +115,7 @@ class Setup:
             policies=tuple((group, r.choice(names)) for group, names in POLICIES.items() if r.random() < 0.4),
             host_blocks=r.choice([0, 0, 1, 6, 40]),
             apart=r.random() < 0.5,
+            failures=r.random() < 0.3,
         )
 
 
@@ -245,7 +252,10 @@ class World:
         )
         self.scheduler = self._new_scheduler()
         self.kv = self._new_kv()
-        self.executor = GhostExecutor(self.facts, eos_one_in=EOS_ONE_IN)
+        self.luck = random.Random(setup.seed)
+        self.failed_prefixes: list[tuple[bytes, list[int]]] = []
+        """Namespace and tokens, in whole blocks, of what nobody may find in the prefix tree on account of a run."""
+        self.executor = self._new_executor()
         # Slow links make rare interleavings common: each run starves some of them.
         self.weights = {link: self.rng.choice([0.2, 1, 3, 10]) for link in LINKS}
         for role, peers in ((S, (T, K, E)), (K, (S, E))):
@@ -274,6 +284,19 @@ class World:
             prompts_apart=self.setup.apart,
         )
 
+    def _new_executor(self) -> GhostExecutor:
+        return FaultyGhost(self.facts, self._fails, eos_one_in=EOS_ONE_IN)
+
+    def _fails(self, run: Run) -> bool:
+        """Drawn beside everything else, so that nothing else changes with it."""
+        if not self.setup.failures or self.luck.random() >= FAILS:
+            return False
+        self.seen["a run failed"] += 1
+        end = run.end // self.setup.block_size * self.setup.block_size
+        if end:
+            self.failed_prefixes.append((run.resident.namespace, run.resident.tokens[:end]))
+        return True
+
     # ── links ────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, source: Role, dest: Role, *messages: Message, dest_gen: int | None = None) -> None:
@@ -286,11 +309,19 @@ class World:
         source, dest = link
         source_gen, dest_gen, frames = self.queues[link].popleft()
         if source in self.deaf[dest] or source_gen != self.gens[source] or dest_gen != self.gens[dest]:
-            self.seen["frame fenced"] += 1
-            if link in ((E, S), (S, T)):
-                self.seen["crash between result and delivery"] += 1
+            self.fence(link, frames)
             return
         self.handle(dest, [decode(frame) for frame in frames])
+
+    def fence(self, link: tuple[Role, Role], frames: tuple[bytes, ...]) -> None:
+        """The frame is of the past."""
+        self.seen["frame fenced"] += 1
+        if link in ((E, S), (S, T)):
+            self.seen["crash between result and delivery"] += 1
+        if link == (E, S):
+            (result,) = map(decode, frames)
+            assert isinstance(result, StepResult)
+            self.seen["a failure lost with the scheduler"] += bool(result.failed)
 
     def handle(self, role: Role, messages: list[Body]) -> None:
         self.now += self.rng.randint(1, 1_000)
@@ -300,7 +331,8 @@ class World:
             assert isinstance(bind, StepBind)
             result = self.executor.execute(plan, bind)
             if not self.setup.drafts:  # capacity is enough for what runs: nobody's turn is for nothing
-                assert len(result.slot) == len(plan.slot) - len(bind.skipped), "a decode ran into its capacity"
+                computed = len(result.slot) + len(result.failed)
+                assert computed == len(plan.slot) - len(bind.skipped), "a decode ran into its capacity"
             self.send(E, S, result, dest_gen=plan.scheduler_gen)
         elif role is T:
             self.on_answer(messages[0])
@@ -326,6 +358,11 @@ class World:
 
     def observe(self, role: Role, message: Body) -> None:
         """Count the rare things about to happen; reads the core's columns, changes nothing."""
+        if isinstance(message, StepPlan):
+            for opening in message.opens:
+                ids = opening.ids.tolist()
+                after = ((opening.namespace, ids[: len(failed)]) for _, failed in self.failed_prefixes)
+                self.seen["opened where a run had failed"] += any(one in self.failed_prefixes for one in after)
         if role is not S:
             return
         slots = self.scheduler._slots
@@ -539,7 +576,7 @@ class World:
             self.handles.clear()
         if role is E:
             self.reads_checked += self.executor.reads_checked
-            self.executor = GhostExecutor(self.facts, eos_one_in=EOS_ONE_IN)
+            self.executor = self._new_executor()
         self.dead = []
         for peer in self.deaf:
             self.deaf[peer].clear()
@@ -633,9 +670,11 @@ class World:
             if asked.cancelled:
                 assert journal == tokens[: len(journal)], f"{asked.request_id} choice {choice}: a wrong token"
             elif ended == "error":
-                assert E in self.setup.crashes, f"{asked.request_id} failed without a crash"
+                failing = self.setup.failures
+                assert failing or E in self.setup.crashes, f"{asked.request_id} failed without a crash"
                 assert journal == tokens[: len(journal)]
-                self.seen["poison"] += 1
+                self.seen["a choice that failed"] += failing
+                self.seen["poison"] += not failing
             else:
                 assert (journal, ended) == (tokens, finish), (
                     f"{asked.request_id} choice {choice}: {journal} {ended!r}, not {tokens} {finish!r}"

@@ -82,6 +82,38 @@ def test_what_one_open_pushes_out_another_of_the_same_step_brings_back() -> None
     assert [memory[table].tolist() for table in kv.core.tables()] == [wrote[1][:2], wrote[2][:2]]
 
 
+def test_nobody_is_pushed_out_of_its_part_of_host_memory() -> None:
+    tier = HostTier(100, 8)
+    for i in range(8):
+        tier.keep(b"lent %d" % i, i, "flood")
+    for i in range(3):
+        tier.keep(b"small %d" % i, 10 + i, "small")
+    for i in range(50):
+        tier.keep(b"flood %d" % i, 20 + i % 8, "flood")
+    assert all(b"small %d" % i in tier for i in range(3))
+    for i in range(3, 9):
+        tier.keep(b"small %d" % i, 80 + i, "small")
+    kept = [i for i in range(9) if b"small %d" % i in tier]
+    assert kept == [5, 6, 7, 8], "half of the places, and of its own the oldest go"
+    assert [i for i in range(50) if b"flood %d" % i in tier] == [46, 47, 48, 49]
+    assert not [wrong for wrong in tier.audit() if "copies" not in wrong]
+
+
+def test_what_a_tenant_swaps_out_under_many_namespaces_counts_together() -> None:
+    kv = with_host(blocks=4, host_blocks=4)
+
+    def passes(ids: list[int], tenant: str, namespace: bytes) -> None:
+        opening = Open(0, kv.steps + 1, col(ids), len(ids), 0, 0, Sampling(), namespace, tenant)
+        kv.plan([(0, kv.steps + 1, Kind.CHUNK, 0, len(ids))], opens=[opening])
+        kv.plan()
+        kv.release(0, kv.steps - 1)
+
+    passes(PROMPT, "small", b"n")
+    for i in range(6):
+        passes(OTHER, "flood", b"%d" % i)
+    assert kv.match([*PROMPT, 1]) == 8
+
+
 def test_without_places_nothing_is_swapped() -> None:
     kv = Kv(blocks=4)
     kv.prefill(0, 1)
@@ -119,7 +151,7 @@ def test_what_comes_back_is_what_went(moves: list[tuple[str, int]]) -> None:
         key = b"%d" % block
         match move:
             case "keep" if key not in tier:
-                tier.keep(key, block)
+                tier.keep(key, block, "ab"[block % 2])
                 numbers[key] = int(memory[block])
             case "take" if key in tier and block not in brought:
                 source = tier.take(key)

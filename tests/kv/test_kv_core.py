@@ -264,12 +264,12 @@ def test_without_caching_nothing_is_ever_shared() -> None:
     assert kv.match([*PROMPT, 1]) == 0
 
 
-def test_what_is_computed_is_shared_only_once_all_before_it_has_gone_well() -> None:
+def test_what_is_computed_is_shared_only_once_its_result_is_there() -> None:
     kv = Kv()
     kv.prefill(0, 1)
-    kv.plan(taken=-1)
-    assert kv.match([*PROMPT, 1]) == 0
     kv.plan(taken=0)
+    assert kv.match([*PROMPT, 1]) == 0
+    kv.plan(taken=1)
     assert kv.match([*PROMPT, 1]) == len(PROMPT) // 4 * 4
 
 
@@ -281,7 +281,7 @@ def test_a_duplicate_that_a_fork_shares_stays_where_it_is() -> None:
     kv.release(0, 1)
     opening = Open(0, 2, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")
     kv.plan([(0, 2, Kind.CHUNK, 0, len(PROMPT))], opens=[opening])
-    kv.plan(forks=[Fork(1, 3, 0, 2, 8, col(PROMPT[8:]), len(PROMPT), 1, Sampling())], taken=0)
+    kv.plan(forks=[Fork(1, 3, 0, 2, 8, col(PROMPT[8:]), len(PROMPT), 1, Sampling())], taken=2)
     before = kv.core.pool.available
     kv.plan()
     assert kv.core.pool.available == before
@@ -293,46 +293,34 @@ def test_a_duplicate_that_a_fork_shares_stays_where_it_is() -> None:
     assert kv.core.pool.available == kv.core.pool.total
 
 
-def test_what_has_failed_leaves_the_tree_and_what_is_planned_behind_it_never_enters() -> None:
+@pytest.mark.parametrize("released", [True, False])
+def test_what_has_failed_never_enters_the_tree(released: bool) -> None:
     kv = Kv()
     kv.prefill(1, 7, PROMPT[:5])
-    kv.plan(taken=1)
     opening = Open(0, 1, col(PROMPT), len(PROMPT), 4, 0, Sampling(), b"n")
     kv.plan([(0, 1, Kind.CHUNK, 4, 4)], opens=[opening])
-    kv.plan([(0, 1, Kind.CHUNK, 8, 2)], taken=2)
-    assert kv.match(PROMPT) == 8
-    kv.plan(taken=3, failed=[1], release_slot=col([0]), release_open_id=col([1]))
+    kv.plan([(0, 1, Kind.CHUNK, 8, 2)], taken=1)
+    assert kv.match(PROMPT) == 4
+    release: dict[str, Any] = {"release_slot": col([0]), "release_open_id": col([1])} if released else {}
+    kv.plan(taken=2, failed=[1], **release)
+    kv.plan(taken=3, failed=[1])
     kv.plan()
     assert kv.match(PROMPT) == 4, "what others have computed stays"
     assert kv.core.pool.cached == 1
 
 
-@pytest.mark.parametrize("released", [True, False])
-def test_what_has_failed_leaves_the_tree_whoever_reads_it_and_also_after_its_release(released: bool) -> None:
-    """Step 1 is not taken yet when its blocks are shared and read; then it turns out to have failed."""
+def test_a_scheduler_that_dies_with_the_news_of_a_step_leaves_nothing_of_it_in_the_tree() -> None:
     kv = Kv()
-    kv.plan([(0, 1, Kind.CHUNK, 0, 9)], opens=[Open(0, 1, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")])
-    more = [*PROMPT, *range(90, 94)]
-    reader = Open(1, 2, col(more), len(more), 8, 0, Sampling(), b"n")
-    release: dict[str, Any] = {"release_slot": col([0]), "release_open_id": col([1])}
-    kv.plan(taken=0)
-    kv.plan([(1, 2, Kind.CHUNK, 8, 6)], opens=[reader], taken=0, **(release if released else {}))
-    assert kv.match(PROMPT) == 8
-    kv.plan(taken=1, failed=[1], **({} if released else release))
-    assert kv.match(more) == 0, "nobody reads it any more, nor what was computed from it"
-    kv.plan(taken=3, failed=[2], release_slot=col([1]), release_open_id=col([2]))
-    kv.plan()
-    assert kv.core.pool.cached == 0
+    kv.prefill(0, 1)
+    kv.plan([(0, 1, Kind.DECODE, len(PROMPT) + 1, 1)], taken=0)
+    kv.core.apply(0, PeerDown(Role.SCHEDULER))
+    kv.core.apply(0, PeerUp(Role.SCHEDULER, 2))
     assert kv.core.pool.free == kv.core.pool.total
-
-
-def test_a_released_one_that_did_not_fail_stays() -> None:
-    kv = Kv()
-    kv.plan([(0, 1, Kind.CHUNK, 0, 9)], opens=[Open(0, 1, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")])
-    kv.plan(release_slot=col([0]), release_open_id=col([1]), taken=1)
-    kv.plan(taken=2)
-    kv.plan(taken=3, failed=[1])
-    assert kv.match(PROMPT) == 8, "its number says nothing any more once all its steps were taken"
+    kv.steps = 0
+    again = Open(0, 1, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")
+    kv.plan([(0, 1, Kind.CHUNK, 0, 4)], opens=[again])
+    kv.plan(taken=1)
+    assert kv.match(PROMPT) == 4, "only what its successor knows of"
 
 
 def test_a_leak_is_reported_and_repaired_when_idle() -> None:

@@ -205,24 +205,42 @@ def test_a_cancel_works_in_every_state() -> None:
     assert s.plans[0].release_slot.tolist() == [0]
 
 
-def test_other_choices_fork_once_the_prompt_was_planned_in_an_earlier_step() -> None:
+def test_other_choices_fork_once_the_prompt_is_computed() -> None:
     s = Scheduler(depth=2)
     s.ask(n=3, prompt=9)
     first, second = s.plans
     assert [len(p.opens) for p in (first, second)] == [1, 0]
-    assert [f.n for f in second.forks] == [8, 8]
-    assert [f.choice for f in second.forks] == [1, 2]
+    assert not second.forks, "the first choice's chunk may still fail"
+    s.result(first)
+    third = s.plans[-1]
+    assert [f.n for f in third.forks] == [8, 8]
+    assert [f.choice for f in third.forks] == [1, 2]
+
+
+def test_choices_whose_prompt_failed_in_another_compute_it_themselves() -> None:
+    s = Scheduler(depth=2)
+    s.ask(n=2, prompt=9)
+    first, second = s.plans
+    failed = [Failed(int(first.slot[0]), int(first.open_id[0]), "logits are not finite")]
+    for plan in (first, second):
+        s.tell(StepResult(plan.step, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, started_ns=0, finished_ns=0, failed=failed))
+    third, fourth = s.plans[2:]
+    assert third.failed == fourth.failed == [1]
+    assert not third.forks + fourth.forks
+    assert [(o.choice, len(o.ids)) for o in third.opens + fourth.opens] == [(1, 9)]
 
 
 def test_a_refused_fork_goes_the_ordinary_way() -> None:
     s = Scheduler(depth=2)
     s.ask(n=2, prompt=9)
     first, second = s.plans
-    (fork,) = second.forks
+    s.result(first)
+    third = s.plans[-1]
+    (fork,) = third.forks
     s.plans.clear()
     s.ack(first)
-    s.ack(second, rebases=[(fork.slot, fork.open_id, -1)])
-    s.result(first)
+    s.ack(third, rebases=[(fork.slot, fork.open_id, -1)])
+    s.result(second)
     (plan,) = s.plans
     assert [o.choice for o in plan.opens] == [1]
     assert plan.release_slot.tolist() == [fork.slot]
