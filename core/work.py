@@ -21,6 +21,8 @@ class Work(NamedTuple):
     """Pairs of a computed token and a token that it attends to, itself included."""
     kv_tokens: int
     """Tokens of KV that the items read, each once an item."""
+    copied: int = 0
+    """Blocks copied before them: for forks, out to host memory, and in from it."""
 
 
 def step_work(plan: StepPlan, bind: StepBind) -> Work:
@@ -28,7 +30,7 @@ def step_work(plan: StepPlan, bind: StepBind) -> Work:
     bound that is exact to within the steps under way."""
     if not len(bind.skipped) and Kind.CHUNK not in plan.kind.tolist() and int(plan.n.max(initial=1)) == 1:
         tokens = sum(plan.start_or_cap.tolist())  # the common step: one token each
-        return Work(prefill_tokens=0, decodes=len(plan.n), attention=tokens, kv_tokens=tokens)
+        return Work(0, len(plan.n), tokens, tokens, len(bind.copy_src))
     n, at, chunk = plan.n, plan.start_or_cap, plan.kind == Kind.CHUNK
     if len(bind.skipped):
         kept = np.ones(len(n), dtype=np.bool_)
@@ -41,4 +43,5 @@ def step_work(plan: StepPlan, bind: StepBind) -> Work:
         decodes=len(n) - int(chunk.sum()),
         attention=int((n.astype(np.int64) * (first + ends)).sum()) // 2,
         kv_tokens=int(ends.sum(dtype=np.int64)),
+        copied=len(bind.copy_src),
     )

@@ -301,6 +301,7 @@ class StepExecuted(Event, frozen=True, kw_only=True, tag="step.executed"):
     decodes: int
     attention: int
     kv_tokens: int
+    copied: int = 0
 
 
 class MemoryMeasured(Event, frozen=True, kw_only=True, tag="memory.measured"):

@@ -70,7 +70,7 @@ class Engine:
         kv = KvCore(total_blocks=blocks, block_size=block_size, slots=slots, eviction=host, generation=1)
         cost = CostModel(
             step=STEP_NS / 1e9, prefill_token=token_ns / 1e9, decode=token_ns / 1e9, attention=0.0, kv_token=0.0,
-            to_kv=0.0, to_executor=0.0, to_scheduler=0.0, to_client=0.0,
+            copied_block=0.0, to_kv=0.0, to_executor=0.0, to_scheduler=0.0, to_client=0.0,
         )  # fmt: skip
         self._clients = _Clients()
         self._machine = Machine(

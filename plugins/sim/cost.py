@@ -30,6 +30,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """For each pair of a computed token and a token that it attends to."""
     kv_token: NotNegative = 5.9e-5
     """For each cached token read (its bytes are the executor's `block_bytes` / block size)."""
+    copied_block: NotNegative = 1.5e-4
+    """For each block copied, for a fork or to or from host memory: its bytes over the bandwidth (737 kB at 5 GB/s)."""
     to_kv: NotNegative = 2.5e-4
     """From the result before (or an idle scheduler) to the bound plan: scheduler → KV-manager."""
     to_executor: NotNegative = 2.5e-4
@@ -42,11 +44,13 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Each way between a client and the scheduler, through the tokenizer."""
 
     def duration_s(self, work: Work) -> float:
-        """A step without an item (it only releases) takes no time."""
+        """A step without an item (it only releases) takes no time, but for what it copies."""
+        copying = self.copied_block * work.copied
         if not work.prefill_tokens and not work.decodes:
-            return 0.0
+            return copying
         return (
-            self.step
+            copying
+            + self.step
             + self.prefill_token * work.prefill_tokens
             + self.decode * work.decodes
             + self.attention * work.attention

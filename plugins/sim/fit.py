@@ -16,7 +16,7 @@ from octavo.plugins.sim.cost import CostFile, CostModel
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-TERMS = ("step", "prefill_token", "decode", "attention", "kv_token")
+TERMS = ("step", "prefill_token", "decode", "attention", "kv_token", "copied_block")
 """Coefficients of the model, by column of the work."""
 _WAY = ("request.received", "request.queued", "request.first_token", "request.taken")
 LEAST_STEPS = 20
@@ -55,15 +55,20 @@ def fit(events: Iterable[Mapping[str, Any]], source: str) -> CostFile:
             "run it under load, with trace.steps on"
         )
     work = np.array(
-        [[1, e["prefill_tokens"], e["decodes"], e["attention"], e["kv_tokens"]] for e in executed], dtype=np.float64
+        [
+            [1, e["prefill_tokens"], e["decodes"], e["attention"], e["kv_tokens"], e.get("copied", 0)]  # 0: an old run
+            for e in executed
+        ],
+        dtype=np.float64,
     )
     seconds = np.array([e["execute_ns"] for e in executed], dtype=np.float64) / 1e9
     coefficients = solve(work, seconds)
     predicted = work @ coefficients
     errors = np.abs(predicted - seconds) / seconds
-    cost = CostModel(
-        **dict(zip(TERMS, coefficients.tolist(), strict=True)), **_hops(list(steps.values()), requests)._asdict()
-    )
+    terms = dict(zip(TERMS, coefficients.tolist(), strict=True))
+    if not work[:, -1].any():  # a run without copies says nothing of what one costs
+        del terms["copied_block"]
+    cost = CostModel(**terms, **_hops(list(steps.values()), requests)._asdict())
     return CostFile(
         cost=cost,
         steps=len(executed),

@@ -26,6 +26,7 @@ def works(count: int, seed: int = 0) -> list[Work]:
             decodes=int(rng.integers(1, 60)),
             attention=int(rng.integers(1, 100_000)),
             kv_tokens=int(rng.integers(1, 10_000)),
+            copied=int(rng.integers(0, 50)),
         )
         for _ in range(count)
     ]
@@ -36,7 +37,7 @@ def executed(step: int, work: Work, ns: int) -> dict[str, Any]:
     return {**fixed, "execute_ns": ns, **work._asdict()}
 
 
-@given(st.tuples(*[coefficients] * 5))
+@given(st.tuples(*[coefficients] * 6))
 @settings(deadline=None, max_examples=30)
 def test_the_model_that_made_the_steps_is_found(made: tuple[float, ...]) -> None:
     model = CostModel(**dict(zip(TERMS, made, strict=True)))
@@ -62,6 +63,15 @@ def test_a_fit_says_how_far_it_is_off() -> None:
     noisy = [{**event, "execute_ns": round(event["execute_ns"] * rng.uniform(0.7, 1.3))} for event in exact]
     assert fit(exact, "x").mean_error < 1e-3
     assert 0.10 < fit(noisy, "x").mean_error < 0.20  # a uniform ±30 % is 15 % on average
+
+
+def test_a_run_that_copied_nothing_leaves_the_price_of_a_copy_as_it_was() -> None:
+    model = CostModel(copied_block=1.0)
+    idle = [work._replace(copied=0) for work in works(100)]
+    priced = fit([executed(i, work, round(model.duration_s(work) * 1e9)) for i, work in enumerate(works(100))], "x")
+    unknown = fit([executed(i, work, round(model.duration_s(work) * 1e9)) for i, work in enumerate(idle)], "x")
+    assert priced.cost.copied_block == pytest.approx(1.0, rel=1e-3)
+    assert unknown.cost.copied_block == CostModel().copied_block
 
 
 def test_hops_are_means_of_the_way() -> None:

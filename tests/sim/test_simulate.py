@@ -42,7 +42,7 @@ def single(prompt: int, output: int, start: float = 0.0) -> Session:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_seed_is_a_result(name: str) -> None:
     def once(seed: int) -> bytes:
-        return msgspec.json.encode(run(limited(BUILT_IN[name](40.0, seed), 12)))
+        return msgspec.json.encode(run(limited(BUILT_IN[name](40.0, seed), 6)))
 
     assert once(3) == once(3)
     assert once(3) != once(4)
@@ -70,6 +70,18 @@ def test_one_request_alone_takes_what_its_way_and_its_steps_cost() -> None:
     assert found.ttft.mean == pytest.approx(first, abs=1e-6)
     assert found.tpot.mean == pytest.approx(1.01, abs=1e-6)  # the next step is bound already: no hop between
     assert found.steps == 3 + 1  # the last one only releases
+
+
+def test_what_is_swapped_to_host_memory_and_back_takes_its_time() -> None:
+    """The second prompt pushes the first one's blocks out, and the third request brings them back."""
+    memory = ("kv.tokens=128", "kv.host_tokens=512", "kv.block_size=16")
+    asked = [Session(at, (Turn((Segment(seed, 100),), 2),)) for at, seed in ((0.0, 1), (100.0, 2), (200.0, 1))]
+    cheap, dear = (
+        run(iter(asked), *memory, cost=msgspec.structs.replace(FAST, copied_block=each)) for each in (0.0, 1.0)
+    )
+    assert cheap.ttft is not None
+    assert dear.ttft is not None
+    assert dear.ttft.mean > cheap.ttft.mean + 2, "a second for each of six blocks and more, over three requests"
 
 
 def test_planning_ahead_hides_the_way_between_processes() -> None:
