@@ -17,7 +17,7 @@ import anyio
 import msgspec
 from starlette.responses import Response
 
-from octavo.core.client.stream import Backlog, ClientError, Piece, RequestRefused, Stream
+from octavo.core.client.stream import Backlog, ClientError, Piece, RequestFailed, RequestRefused, Stream
 from octavo.core.messages import Ids, Row, Usage
 from octavo.plugins.openai import sse
 from octavo.plugins.openai.connection import DROP
@@ -205,6 +205,15 @@ class Answer(Response):
     def _charge_output(self, n: int) -> None:
         self._charge(output=n)
 
+    def _charge_search(self, n: int) -> None:
+        """Its client is given nothing before the end. Raises `RequestFailed` if its key is good no longer."""
+        self._charge_output(n)
+        if self._caller.account is not None:
+            try:
+                self._caller.account.check()
+            except Withdrawn as error:
+                raise RequestFailed("cancelled", str(error)) from error
+
     def _end(self, outcome: Outcome) -> None:
         """Note what it has used, as far as is known: of a whole answer, what its usage says; of another, the tokens
         that have come, taken or not. What was refused has cost nothing. Only the first word counts."""
@@ -230,7 +239,7 @@ class Answer(Response):
         if params.max_tokens == 0:
             return await measured(self._engine, prompt, params.n, request_id)
         if self._asked.beams is not None:
-            charge = self._charge_output
+            charge = self._charge_search
             search = Searcher(self._engine, self._generate, self._asked.beams, params, request_id, charge)
             return search.start(prompt, tasks)
         return await self._generate(prompt, params, request_id, received_ns)
@@ -353,6 +362,7 @@ class Answer(Response):
     def _checked(self, news: Piece | ApiError) -> Piece:
         """Count the piece; raise what makes the whole answer fail."""
         if isinstance(news, ApiError):
+            self._check_key()
             raise news
         if news.finish not in (None, "stop", "length"):
             raise failed(news.finish, news.reason)

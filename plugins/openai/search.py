@@ -49,7 +49,7 @@ class _Step(NamedTuple):
 
 class Searcher:
     """One search for one prompt. `open_request(prompt, params, request_id)` opens a request of the engine; `generated`
-    is told how many tokens have come, as they come."""
+    is told how many tokens have come, as they come; what it raises of `ClientError` ends the search."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from octavo.plugins.openai.app import build_app
 from octavo.plugins.openai.beams import Beams, BeamSearch, EarlyStopping, Option
 from octavo.plugins.openai.tenants.usage import report
 from tests.gateway.conftest import FakeEngine
-from tests.gateway.tenants import Clock, bearer, guarded, make
+from tests.gateway.tenants import Clock, bearer, guarded, make, octavo
 from tests.gateway.test_errors import error
 from tests.gateway.test_generate import events, post
 
@@ -336,6 +336,31 @@ async def test_a_client_that_leaves_cancels_the_step(engine: ModelEngine) -> Non
         await app(scope, receive, send)
     assert len(engine.seen) == 7
     assert set(engine.cancelled) == {request_id for request_id, _, _ in engine.seen[4:]}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_search_ends_with_its_key(engine: ModelEngine, tmp_path: Path, stream: bool) -> None:
+    """The key is revoked in the search's second step, which comes to its end; there is no third."""
+    key, clock = make(tmp_path / "keys.db", "alice"), Clock()
+    generate = engine.generate
+
+    async def revoking(prompt: Prompt, params: Params, **about: Any) -> Stream:
+        if len(engine.seen) == 1:
+            octavo("keys", "revoke", "alice", "--file", str(tmp_path / "keys.db"))
+            clock.pass_(1.0)
+        return await generate(prompt, params, **about)
+
+    engine.generate = revoking  # type: ignore[method-assign]
+    body = {"prompt": "ab", "use_beam_search": True, "n": 3, "max_tokens": 9, "stream": stream}
+    async with guarded(tmp_path / "keys.db", engine, clock) as (http, accounts):
+        with anyio.fail_after(5):
+            answer = await http.post("/v1/completions", json=body, headers=bearer(key))
+        accounts.ledger.flush()
+        row = next(iter(report(tmp_path / "keys.db")))
+    assert error(answer, 401)["code"] == "invalid_api_key"
+    assert len(engine.seen) == 4
+    assert (row["cancelled"], row["prompt"], row["output"]) == (1, 2, 2)
 
 
 @pytest.mark.anyio
