@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 import pytest
@@ -17,6 +17,13 @@ from octavo.core.messages import Params, Text
 from tests.processes.daemon import STEP_PATH, Daemon, daemon, eventually, is_running
 
 ENDLESS = Params(max_tokens=4000, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def left_alone() -> Iterator[Daemon]:
+    with daemon() as service:
+        service.wait_ready()
+        yield service
 
 
 def with_stream(service: Daemon, params: Params, use: Callable[[Client, Stream], Awaitable[None]]) -> None:
@@ -117,20 +124,16 @@ def test_a_port_in_use_ends_the_start_and_is_named() -> None:
             assert str(port) in service.log
 
 
-def test_a_run_folder_in_use_is_refused_and_its_daemon_left_alone() -> None:
-    with daemon() as service:
-        service.wait_ready()
-        with daemon(f"run_dir={service.run_dir}") as second:
-            assert second.wait_end() == 1
-            assert f"pid {service.process.pid}" in second.log
-        assert service.wait_ready()
+def test_a_run_folder_in_use_is_refused_and_its_daemon_left_alone(left_alone: Daemon) -> None:
+    with daemon(f"run_dir={left_alone.run_dir}") as second:
+        assert second.wait_end() == 1
+        assert f"pid {left_alone.process.pid}" in second.log
+    assert left_alone.wait_ready()
 
 
-def test_the_run_folder_is_private() -> None:
-    with daemon() as service:
-        service.wait_ready()
-        assert stat.S_IMODE(service.run_dir.stat().st_mode) == 0o700
-        for path in service.run_dir.iterdir():
-            assert stat.S_ISSOCK(path.stat().st_mode) or stat.S_IMODE(path.stat().st_mode) == 0o600
-            assert path.stat().st_uid == os.getuid()
-        eventually("a trace of the start", lambda: service.events("actor.ready"))
+def test_the_run_folder_is_private(left_alone: Daemon) -> None:
+    assert stat.S_IMODE(left_alone.run_dir.stat().st_mode) == 0o700
+    for path in left_alone.run_dir.iterdir():
+        assert stat.S_ISSOCK(path.stat().st_mode) or stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.stat().st_uid == os.getuid()
+    eventually("a trace of the start", lambda: left_alone.events("actor.ready"))
