@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.core.kv.core import KvCore
@@ -124,6 +124,7 @@ def test_without_places_nothing_is_swapped() -> None:
     assert kv.match([*PROMPT, 1]) == 4
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a machine that others use is slow
 @given(st.lists(st.tuples(st.sampled_from(["keep", "take", "discard", "bind"]), st.integers(0, 9)), max_size=80))
 def test_what_comes_back_is_what_went(moves: list[tuple[str, int]]) -> None:
     """Memory is a number for each block: evicting block k takes key k's number away, swapping in must find it."""
