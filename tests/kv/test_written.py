@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.core.kv.core import KvCore
 from octavo.core.messages import Flush, Fork, Kind, Match, Matched, Open, Sampling, col
 from octavo.core.trace.catalogue import KvFlushed
@@ -16,8 +18,9 @@ def answered(*, apart: bool) -> Kv:
     kv.core = KvCore(total_blocks=16, block_size=4, slots=4, eviction=HOST, generation=1, prompts_apart=apart)
     kv.prefill(0, 1, PROMPT)
     told = {"commit_slot": [0], "commit_open_id": [1], "commit_kv_len": [12], "commit_n": [6], "commit_tokens": ANSWER}
+    columns: dict[str, Any] = {name: col(value) for name, value in told.items()}
     kv.plan([(0, 1, Kind.DECODE, 13, 1)])
-    kv.plan(**{name: col(value) for name, value in told.items()})
+    kv.plan(**columns)
     kv.release(0, 1)
     kv.plan()
     return kv
