@@ -35,7 +35,8 @@ from octavo.executors.drafting.medusa import Head, save_heads
 from octavo.executors.loading.files import open_checkpoint, plain
 from octavo.executors.native.batch import of_spans
 from octavo.executors.native.library import Kind, load
-from octavo.executors.native.program import Native, Pool, Weights
+from octavo.executors.native.program import Native, Pool
+from octavo.executors.native.weights import Weights
 from octavo.executors.residents import Span
 from octavo.executors.threads import default_threads
 

@@ -22,6 +22,7 @@ from octavo.executors.loading.peft import is_adapter, summary
 from octavo.executors.loading.rope import Rope
 from octavo.executors.loading.rows import Rows
 from octavo.executors.loading.spec import Spec
+from octavo.executors.native import level
 from octavo.executors.native.matrix import GROUP, movable, native_kind, packed_alike
 
 FAILED = 1
@@ -38,6 +39,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rotation: str = ""
     weights: dict[str, int] = {}
     """Matrices by the format they are stored in."""
+    level: str = ""
+    """Instructions and threads of this machine, as `native` would compute."""
     runs: dict[str, str] = {}
     refused: dict[str, str] = {}
     notes: tuple[str, ...] = ()
@@ -91,6 +94,7 @@ def describe(path: str) -> Described:
         context=spec.context,
         rotation="; ".join(map(_rotation, spec.ropes)) if _rotates(spec) else "none: learned positions",
         weights=dict(Counter(_stored(part) for parts in checkpoint.matrices.values() for part in parts).most_common()),
+        level=level.level(),
         runs=runs,
         refused=refused,
         notes=checkpoint.notes,
@@ -173,6 +177,7 @@ def _text(found: Described) -> str:
         stored = ", ".join(f"{count} {kind}" for kind, count in found.weights.items())
         rows += [("context", f"{found.context} tokens (rotation: {found.rotation})"), ("weights", stored)]
     rows += [(name, how) for name, how in found.runs.items()]
+    rows += [("level", f"{found.level} (native, on this machine)")] if found.level else []
     reasons: dict[str, list[str]] = {}
     for name, why in found.refused.items():
         reasons.setdefault(why, []).append(name)

@@ -42,7 +42,8 @@ class Detokenizer:
         special = vocabulary.special_ids if skip_special_tokens else frozenset()
         self._skipped = special.union(ends) if skip_special_tokens else special
         self._context = self._whole([token for token in before[-CONTEXT:] if token not in special])
-        self._stream = DecodeStream(ids=self._context)
+        self._stream: DecodeStream | None = None
+        """Made when a token's text depends on what stands before it."""
         self._pending: list[int] = []
         """All ids since the last piece."""
         self._fed: list[int] = []
@@ -54,6 +55,9 @@ class Detokenizer:
         if token in self._skipped:
             return None if self._fed else self._piece("")
         self._fed.append(token)
+        if len(self._fed) == 1 and (alone := self._vocabulary.alone(token)) is not None:
+            self._stream = None  # it does not know of this token
+            return self._piece(alone)
         text = self._step(token)
         return None if text is None else self._piece(text)
 
@@ -72,6 +76,8 @@ class Detokenizer:
         return piece
 
     def _step(self, token: int) -> str | None:
+        if self._stream is None:
+            self._stream = DecodeStream(ids=self._context)
         try:
             return self._stream.step(self._vocabulary.tokenizer, token)
         except Exception as error:  # the library has no narrower class

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from octavo.core.messages import Chat, Ids, Prompt, Text, TextLogprob, TokenLogprob
 from octavo.core.models.errors import ModelError
@@ -51,6 +52,8 @@ class Vocabulary:
         self._template = template
         self._literal = None if template is None else Literal(tokenizer)
         self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
+        self._strings_bytes_together = isinstance(tokenizer.decoder, ByteLevel)
+        self._alone: dict[int, str | None] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, with what the model's tokenizer itself puts around a text (often a BOS, often nothing)."""
@@ -59,6 +62,16 @@ class Vocabulary:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that have no token become nothing."""
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def alone(self, token: int) -> str | None:
+        """A token's text, if it is that wherever the token stands between whole characters; None if that is not sure.
+        Known at once from the second time on."""
+        try:
+            return self._alone[token]
+        except KeyError:
+            text = self.decode([token]) if self._strings_bytes_together else ""
+            self._alone[token] = known = text if text and "\N{REPLACEMENT CHARACTER}" not in text else None
+            return known
 
     def prompt_ids(self, prompt: Prompt, limit: int, add_special_tokens: bool = True) -> list[int]:
         """Ids of any kind of prompt. Raises `InvalidRequestError`; at once, if a text is so long that it must have more

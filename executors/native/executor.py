@@ -37,8 +37,9 @@ from octavo.executors.native.batch import Ask, batch
 from octavo.executors.native.drawing import Drawing, Draws, Reported
 from octavo.executors.native.ledger import weights_bytes, workspace_bytes
 from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, load
-from octavo.executors.native.program import Native, Outputs, Pool, Weights, kv_bytes
+from octavo.executors.native.program import Native, Outputs, Pool, kv_bytes
 from octavo.executors.native.stacks import Stacks, taken
+from octavo.executors.native.weights import Weights
 from octavo.executors.outcome import Outcome, Settlement
 from octavo.executors.residents import Residents, Run, slots_of
 from octavo.executors.sampling import Context

@@ -7,7 +7,8 @@ bounds; logits that are drawn from come on top while a step lasts: four bytes fo
 from __future__ import annotations
 
 from octavo.executors.native.matrix import LANES
-from octavo.executors.native.program import SLOT, SLOT_INNER, WIDE, Weights, widths
+from octavo.executors.native.program import SLOT, SLOT_INNER, WIDE, widths
+from octavo.executors.native.weights import Weights
 
 
 def weights_bytes(weights: Weights) -> int:

@@ -20,7 +20,8 @@ from octavo.executors.native.batch import of_spans
 from octavo.executors.native.ledger import weights_bytes
 from octavo.executors.native.library import Floats, int32s
 from octavo.executors.native.matrix import LANES, Wanted
-from octavo.executors.native.program import Native, Pool, Weights, kv_bytes
+from octavo.executors.native.program import Native, Pool, kv_bytes
+from octavo.executors.native.weights import Weights
 from octavo.executors.residents import Run, Span
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.loading.rows import Rows
 from octavo.executors.native.library import Floats, Kind, int32s, load
 from octavo.executors.native.matrix import Wanted
-from octavo.executors.native.program import Inputs, Native, Pool, Weights
+from octavo.executors.native.program import Inputs, Native, Pool
+from octavo.executors.native.weights import Weights
 from octavo.executors.threads import default_threads
 
 STORAGES: dict[str, tuple[GgmlType | None, Wanted]] = {

@@ -29,12 +29,16 @@ import numpy as np
 from octavo.core.models.locate import locate
 from octavo.core.rundir import read
 from octavo.core.supervisor.status import ask
+from octavo.core.tokenizer.vocabulary import load_vocabulary
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.native.library import Kind, int32s, load
-from octavo.executors.native.program import Inputs, Native, Pool, Weights
+from octavo.executors.native.program import Inputs, Native, Pool
+from octavo.executors.native.weights import Weights
 from octavo.executors.threads import default_threads
+from octavo.plugins.quality.texts import TEXTS
 
 SIZE, PROMPT = 16, 128
+DONE = b"data: [DONE]"
 RESULTS = Path(__file__).parents[1] / "results" / "daemon_cpu.md"
 
 
@@ -47,8 +51,9 @@ class Sample(NamedTuple):
 
 
 class Bare:
-    def __init__(self, streams: int, tokens: int) -> None:
+    def __init__(self, given: list[list[int]], tokens: int) -> None:
         files = locate("default")
+        streams, self._given = len(given), given
         self._each = -(-(PROMPT + tokens) // SIZE)
         weights = Weights(load(), open_checkpoint(files), exact=False)
         self._native = Native(weights, Pool(streams * self._each, SIZE, Kind.BF16), default_threads())
@@ -58,14 +63,13 @@ class Bare:
         n, each = self._streams, self._each
         starts, tables = np.arange(n + 1) * each, int32s(range(n * each))
         none = int32s([])
-        ids = np.random.default_rng(1).integers(1000, 40000, (n, PROMPT))
+        last = int32s([0] * n)
         for i in range(n):
             place = int32s([0]), int32s([0, each])
-            rows = int32s(ids[i]), int32s(range(PROMPT)), int32s([0] * PROMPT)
-            self._native.step(
+            rows = int32s(self._given[i]), int32s(range(PROMPT)), int32s([0] * PROMPT)
+            last[i] = self._native.step(
                 Inputs(*rows, tables[i * each :], place[1], int32s([PROMPT - 1]), int32s([-1]), none, none)
-            )
-        last = int32s([7] * n)
+            ).best[0]
         every, best_only = int32s(range(n)), int32s([-1] * n)
         started = time.perf_counter()
         for step in range(self._tokens - 1):
@@ -77,13 +81,13 @@ class Bare:
 
 
 @contextlib.contextmanager
-def serving(*sets: str) -> Iterator[Path]:
-    """A ready daemon on a free port; its run folder."""
+def serving(*sets: str, python: str = sys.executable) -> Iterator[Path]:
+    """A ready daemon on a free port, of the Octavo that `python` has; its run folder."""
     with tempfile.TemporaryDirectory(prefix="octavo-", dir="/tmp") as folder:
         run = Path(folder) / "run"
         words = [f"run_dir={run}", "server.port=0", "kv.prefix_cache=false", *sets]
         log = (Path(folder) / "log").open("wb")
-        command = [sys.executable, "-m", "octavo", "serve", *(w for word in words for w in ("--set", word))]
+        command = [python, "-P", "-m", "octavo", "serve", *(w for word in words for w in ("--set", word))]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + 300
         try:
@@ -122,10 +126,11 @@ class Window:
 
     def __init__(self, streams: int, processes: dict[str, int]) -> None:
         self._waiting, self._processes = streams, processes
-        self._tokens = 0
+        self._events = [0] * streams
         self._start = self._end = 0.0
         self._before: dict[str, float] = {}
-        self.cpu: dict[str, float] = {}
+        self._after: dict[str, float] = {}
+        self.tokens = 0.0
 
     def first(self) -> None:
         self._waiting -= 1
@@ -133,55 +138,70 @@ class Window:
             self._before = {role: cpu_s(pid) for role, pid in self._processes.items()}
             self._start = time.perf_counter()
 
-    def token(self) -> None:
+    def event(self, stream: int) -> None:
         if self._start and not self._end:
-            self._tokens += 1
+            self._events[stream] += 1
 
     def end(self) -> None:
         if not self._end:
             self._end = time.perf_counter()
-            after = {role: cpu_s(pid) for role, pid in self._processes.items()}
-            self.cpu = {role: (after[role] - self._before[role]) / self._tokens * 1e6 for role in after}
+            self._after = {role: cpu_s(pid) for role, pid in self._processes.items()}
+
+    def told(self, stream: int, tokens_an_event: float) -> None:
+        """Bytes that are no character yet share the event of what completes them."""
+        self.tokens += self._events[stream] * tokens_an_event
+
+    @property
+    def cpu(self) -> dict[str, float]:
+        return {role: (self._after[role] - self._before[role]) / self.tokens * 1e6 for role in self._after}
 
     @property
     def rate(self) -> float:
-        return self._tokens / (self._end - self._start)
+        return self.tokens / (self._end - self._start)
 
 
-async def stream(port: int, i: int, tokens: int, window: Window) -> None:
-    ids = np.random.default_rng(i).integers(1000, 40000, PROMPT).tolist()
-    body = {"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    data = json.dumps(body).encode()
+async def stream(port: int, i: int, ids: list[int], tokens: int, window: Window) -> None:
+    asked = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False, "stream": True}
+    data = json.dumps({"prompt": ids, **asked}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n"
     )
     writer.write(f"{head}\r\n".encode() + data)
-    seen = 0
-    while seen < tokens - 1:
+    seen, tail = 0, b""
+    while DONE not in tail:
         piece = await reader.read(65536)
         if not piece:
-            raise RuntimeError(f"stream {i} ended after {seen} pieces")
-        for _ in range(piece.count(b"data: {")):  # a token may share its event with the next when the daemon is behind
+            raise RuntimeError(f"stream {i} ended after {seen} events")
+        for _ in range(piece.count(b"data: {")):
             seen += 1
             if seen == 1:
                 window.first()
             else:
-                window.token()
+                window.event(i)
+        tail = (tail + piece)[-len(DONE) :] if DONE not in piece else DONE
     window.end()
+    window.told(i, tokens / seen)
     writer.close()
 
 
-async def load_once(run: Path, streams: int, tokens: int) -> Window:
+def some_prompts(n: int) -> list[list[int]]:
+    """Of PROMPT ids each, from texts: what goes on from them is text too, an event a token."""
+    vocabulary = load_vocabulary(locate("default"))
+    ids = [token for text in TEXTS.values() for token in vocabulary.encode(text)]
+    return [np.roll(ids, -len(ids) * i // n).tolist()[:PROMPT] for i in range(n)]
+
+
+async def load_once(run: Path, given: list[list[int]], tokens: int) -> Window:
     info = read(run)
     assert info is not None
     assert info.address is not None
     port = int(info.address.rpartition(":")[2])
-    window = Window(streams, pids(run) | {"client": os.getpid()})
+    window = Window(len(given), pids(run) | {"client": os.getpid()})
     async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
-        for i in range(streams):
-            tasks.create_task(stream(port, i, tokens, window))
+        for i, ids in enumerate(given):
+            tasks.create_task(stream(port, i, ids, tokens, window))
     return window
 
 
@@ -191,35 +211,44 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=256)
     options.add_argument("--pairs", type=int, default=7)
     options.add_argument("--set", dest="sets", nargs="*", default=[], help="of the daemon's configuration")
+    options.add_argument("--against", metavar="PYTHON", help="of another Octavo, whose daemon takes turns too")
     options.add_argument("--write", action="store_true", help=f"to {RESULTS.name}")
     given = options.parse_args()
     found: dict[int, list[Sample]] = {}
-    with serving(*given.sets) as run:
+    others: dict[int, list[float]] = {}
+    with contextlib.ExitStack() as daemons:
+        run = daemons.enter_context(serving(*given.sets))
+        other = daemons.enter_context(serving(*given.sets, python=given.against)) if given.against else None
         for streams in given.streams:
-            bare = Bare(streams, given.tokens)
-            asyncio.run(load_once(run, streams, given.tokens))
+            prompts = some_prompts(streams)
+            bare = Bare(prompts, given.tokens)
+            for one in (run, other) if other else (run,):
+                asyncio.run(load_once(one, prompts, given.tokens))
             for _ in range(given.pairs):
                 rate = bare.rate()
-                window = asyncio.run(load_once(run, streams, given.tokens))
+                window = asyncio.run(load_once(run, prompts, given.tokens))
                 found.setdefault(streams, []).append(Sample(rate, window.rate, window.cpu))
-    text = report(found)
+                if other is not None:
+                    others.setdefault(streams, []).append(asyncio.run(load_once(other, prompts, given.tokens)).rate)
+    text = report(found, others)
     print(text)
     if given.write:
         RESULTS.write_text(text)
 
 
-def report(found: dict[int, list[Sample]]) -> str:
+def report(found: dict[int, list[Sample]], others: dict[int, list[float]]) -> str:
     assert __doc__ is not None
     load = f"{default_threads()} threads, load of the machine {os.getloadavg()[0]:.1f}."
     lines = ["# The daemon on the CPU", "", __doc__.strip(), "", load, ""]
-    lines.append("| streams | bare tok/s | daemon tok/s | daemon / bare (quartiles) | pairs |")
-    lines.append("|---" * 5 + "|")
+    against = ["against the other daemon (quartiles)"] if others else []
+    head = ["streams", "bare tok/s", "daemon tok/s", "daemon / bare (quartiles)", *against, "pairs"]
+    lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for streams, samples in found.items():
-        ratios = [sample.daemon / sample.bare for sample in samples]
-        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        ratios = [spread([sample.daemon / sample.bare for sample in samples])]
+        if others:
+            ratios.append(spread([s.daemon / other for s, other in zip(samples, others[streams], strict=True)]))
         bare, daemon = statistics.median(s.bare for s in samples), statistics.median(s.daemon for s in samples)
-        spread = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-        lines.append(f"| {streams} | {bare:.0f} | {daemon:.0f} | {spread} | {len(samples)} |")
+        lines.append(f"| {streams} | {bare:.0f} | {daemon:.0f} | {' | '.join(ratios)} | {len(samples)} |")
     lines += ["", "Processor time, µs a token:", ""]
     roles = list(next(iter(found.values()))[0].cpu)
     lines.append("| streams | " + " | ".join(roles) + " | all but executor and client |")
@@ -229,6 +258,11 @@ def report(found: dict[int, list[Sample]]) -> str:
         rest = sum(value for role, value in cpu.items() if role not in ("executor", "client"))
         lines.append(f"| {streams} | " + " | ".join(f"{value:.0f}" for value in cpu.values()) + f" | {rest:.0f} |")
     return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 What is compared runs the default model in one process and takes turns, so that what else the machine does falls on
 both; a row gives the medians and the median of the pairs' ratios with its quartiles. A step is greedy, argmax included.
 The rooflines are measured just before: reading 1 GiB, for the packed weights of decode 1 (a cache that holds some of
-them takes a step past it), and byte products from the first-level cache, for the products of prefill. `--against` takes
-turns with another build of the library, `--beside` with a busy process that is stopped and let go. Torch's row counts
-are taken freely here, faster than where its executor had to refuse some to be exact.
+them takes a step past it), and for the products of prefill the bare byte products of each level that this machine has,
+from the first-level cache, without scales. Those of AVX512 (VNNI) are the measure of a kernel for weights with scales:
+each group of 32 products is scaled and summed by the same vector units, whatever multiplied it. AMX's tiles alone are
+several times as fast, which only a format without scales by group could use. `--against` takes turns with another
+build of the library. Torch's row counts are taken freely here, faster than where its executor had to refuse some to be
+exact. `--beside` measures something else: steps beside a busy process.
 """
 
 from __future__ import annotations
@@ -33,11 +36,17 @@ from octavo.executors.cpu.linear import Backend, RowCounts
 from octavo.executors.cpu.llama import Arithmetic, KvPool, Llama
 from octavo.executors.loading.files import load_model, open_checkpoint
 from octavo.executors.native.library import Isa, Kind, OpKind, int32s, load
-from octavo.executors.native.program import Inputs, Native, Pool, Weights
+from octavo.executors.native.program import Inputs, Native, Pool
+from octavo.executors.native.weights import Weights
 
 SIZE = 16
 BATCHES = (1, 8, 32)
 RESULTS = Path(__file__).parents[1] / "results" / "native_cpu.md"
+BUSY = RESULTS.with_name("native_busy.md")
+ABOUT_BUSY = """\
+Steps of the native executor beside a process that computes without end, one more than there are cores for:
+`python -m tests.bench.native_cpu --beside`. It is stopped and let go in turns of 60 steps, 600 each, so that what else
+the machine does falls on both."""
 
 
 class Sizes(NamedTuple):
@@ -109,10 +118,10 @@ def pairs(
 
 
 class Roofs(NamedTuple):
-    """Bytes read, and operations of byte products (a product and its sum are two), a second."""
+    """Bytes read, and by level operations of byte products (a product and its sum are two), a second."""
 
     read: float
-    products: float
+    products: dict[Isa, float]
 
 
 def operations(native: Native, tokens: int) -> float:
@@ -144,7 +153,8 @@ def alone(natives: dict[str, Native], sizes: Sizes, roofs: Roofs) -> list[str]:
             if batch == 1:
                 roof = f"{native.weights.arena.size / roofs.read / best:.2f} of reading"
             elif batch == 0 and mode == "fast":
-                roof = f"{operations(native, sizes.prefill) / roofs.products / best:.2f} of byte products"
+                rate = operations(native, sizes.prefill) / best
+                roof = ", ".join(f"{rate / bare:.2f} of {isa.name}'s products" for isa, bare in roofs.products.items())
             lines.append(
                 f"| {sizes.name(batch)} | {mode} | {best * 1e3:.2f} | {statistics.median(times) * 1e3:.2f} | "
                 f"{(batch or sizes.prefill) / best:.0f} | {roof} |"
@@ -204,7 +214,7 @@ def beside(native: Native, sizes: Sizes, rounds: int = 10, steps: int = 60) -> l
     ]
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        for batch in (1, 8):
+        for batch in BATCHES:
             run = native_step(native, sizes, batch)
             idle, other = list[float](), list[float]()
             for _ in range(rounds):
@@ -228,7 +238,9 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=4.0, help="for each row of pairs")
     options.add_argument("--alone", action="store_true", help="without torch: the native step only")
     options.add_argument("--against", type=Path, help="another build of the library, with the same interface")
-    options.add_argument("--beside", action="store_true", help="also beside a busy process")
+    options.add_argument(
+        "--beside", action="store_true", help=f"only that: steps beside a busy process; --write: to {BUSY.name}"
+    )
     options.add_argument("--context", type=int, default=256, help="tokens behind each decode")
     options.add_argument("--prefill", type=int, default=512, help="tokens of the prefill")
     options.add_argument("--modes", nargs="+", choices=["fast", "exact"], default=["fast", "exact"])
@@ -253,19 +265,31 @@ def main() -> None:
     natives = models(library)
     first = natives[given.modes[0]]
     size = first.weights.arena.size
-    roofs = Roofs(library.oct_read_bandwidth(given.threads, 1 << 30, 3), library.oct_byte_rate(isa, given.threads, 10))
+    if given.beside:
+        about = f"{given.threads} threads, level {isa.name}, {given.modes[0]}, load {os.getloadavg()[0]:.1f}."
+        text = "\n\n".join(["# Beside a busy process", ABOUT_BUSY, about, "\n".join(beside(first, sizes))]) + "\n"
+        print(text)
+        if given.write:
+            BUSY.write_text(text, encoding="utf-8")
+        return
+    levels = [] if isa is Isa.NEON else [level for level in (Isa.AVX2, Isa.AVX512, Isa.AMX) if level <= isa]
+    roofs = Roofs(
+        library.oct_read_bandwidth(given.threads, 1 << 30, 3),
+        {level: library.oct_byte_rate(level, given.threads, 10) for level in levels or [isa]},
+    )
     work = operations(first, sizes.prefill)
+    rates = ", ".join(
+        f"{level.name} {rate / 1e9:.0f} G/s ({work / rate * 1e3:.0f} ms for those of prefill)"
+        for level, rate in roofs.products.items()
+    )
     head = (
         f"{given.threads} threads, level {isa.name}, load of the machine {os.getloadavg()[0]:.1f}; weights "
         f"{size / 1e6:.0f} MB; reads {roofs.read / 1e9:.1f} GB/s (1 GiB), {size / roofs.read * 1e3:.2f} ms for them; "
-        f"byte products {roofs.products / 1e9:.0f} G/s, {work / roofs.products * 1e3:.0f} ms for those of prefill; "
-        f"decodes have {sizes.context} tokens behind them."
+        f"bare byte products: {rates}; decodes have {sizes.context} tokens behind them."
     )
     parts = [[head], alone(natives, sizes, roofs), shares(first, sizes)]
     if given.against:
         parts.append(against_build(natives, models(load(given.against)), sizes, given.seconds))
-    if given.beside:
-        parts.append(beside(first, sizes))
     if not given.alone:
         parts.append(against_torch(natives, sizes, given.threads, given.seconds))
     text = "\n\n".join("\n".join(lines) for lines in parts)

@@ -108,14 +108,15 @@ def uses(run: Path) -> dict[str, Use]:
 
 def measure(kind: str) -> Sample:
     started = time.monotonic()
-    with serving(f"executor.kind={kind}") as run:
+    executor, _, grammar = kind.partition("+")
+    with serving(f"executor.kind={executor}", *([f"executor.grammar={grammar}"] if grammar else [])) as run:
         first_token(run)
         return Sample(time.monotonic() - started, uses(run))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kinds", nargs="+", default=["native", "cpu"])
+    parser.add_argument("--kinds", nargs="+", default=["native", "native+xgrammar", "cpu"])
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--write", action="store_true", help=f"to {RESULTS.name}")
     arguments = parser.parse_args()

@@ -10,7 +10,8 @@ import numpy as np
 from octavo.executors.loading.checkpoint import Checkpoint
 from octavo.executors.native.library import Floats, Isa, Kind, int32s, load
 from octavo.executors.native.matrix import Wanted
-from octavo.executors.native.program import Inputs, Native, Pool, Weights
+from octavo.executors.native.program import Inputs, Native, Pool
+from octavo.executors.native.weights import Weights
 
 
 @cache

@@ -17,7 +17,7 @@ from octavo.core.models.errors import GgufError, ModelError
 from octavo.executors.loading import tensorfile
 from octavo.executors.loading.from_folder import from_folder
 from octavo.executors.loading.from_gguf import from_gguf
-from octavo.executors.native.program import Weights
+from octavo.executors.native.weights import Weights
 from tests.executors.test_loading import write_gguf
 from tests.executors.tiny import save_tiny
 from tests.native.families import save_family

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from octavo.executors.models import command, describe
+from octavo.executors.native import level
+from octavo.executors.threads import default_threads
 from tests.executors.test_loading import write_gguf
 from tests.executors.tiny import save_tiny
 from tests.native.families import save_family
@@ -57,6 +59,15 @@ def test_nothing_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_default_model() -> None:
     found = describe("default")
+    assert found.level.endswith(f"{default_threads()} threads")
     assert found.context == 8192
     assert found.weights == {"Q4_1": 210, "Q8_0": 1}
     assert found.runs["native"].startswith("yes, each weight as it is stored")
+
+
+def test_a_library_that_is_not_built_is_not_built_to_tell_its_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(level, "cache_folder", lambda: tmp_path)
+    assert "not built yet" in level.level()
+    assert not any(tmp_path.iterdir())

@@ -15,7 +15,8 @@ from octavo.executors.loading.checkpoint import Checkpoint
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.native.batch import of_spans
 from octavo.executors.native.library import Floats, Int32s, Kind, int32s
-from octavo.executors.native.program import Native, Pool, StepError, Weights
+from octavo.executors.native.program import Native, Pool, StepError
+from octavo.executors.native.weights import Weights
 from octavo.executors.residents import Span, slots_of
 from tests.executors.tiny import VOCAB, save_tiny
 from tests.native.families import save_family
