@@ -1,10 +1,11 @@
 """The whole daemon over HTTP against its bare executor: `python tests/bench/daemon_cpu.py`.
 
-The default model on the native executor. Some streams decode side by side, after prompts of 128 ids each; the rate is
-that of the tokens between the moment when all have their first one and the moment when the first stream ends. Bare is
+The default model on the native executor. Some streams decode side by side, after prompts of 128 ids each, from texts:
+what goes on from them has an event for each token, but for bytes that are no character yet. The rate is that of the
+tokens between the moment when all have their first one and the moment when the first stream ends. Bare is
 the same decoding by calls into the step library, in this process, while the daemon rests; the two take turns, so a
 ratio is of neighbours in time. Processor time per token is read from the system over the same window, by process; the
-client is this process.
+client is this process. With `--against` the daemon of another Octavo takes turns too.
 """
 
 from __future__ import annotations

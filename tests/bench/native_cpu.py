@@ -84,6 +84,7 @@ def native_step(native: Native, sizes: Sizes, batch: int) -> Callable[[], object
         int32s([b for _, _, table in work for b in table]),
         int32s(np.cumsum([0, *(len(table) for _, _, table in work)])),
         int32s(last), int32s([-1] * len(work)), int32s([]), int32s([]),
+        prompt_ends=int32s([sizes.prefill]) if not batch and native.own_prompts else None,
     )  # fmt: skip
     return lambda: native.step(inputs)
 
