@@ -185,6 +185,8 @@ class Observed:
     # Again of steps; shape [steps].
     depth: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """Places that guesses were for: `drafted` where they are chains, fewer in trees."""
+    asked: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """Guesses that drafters had room for; `drafted` is what they found."""
 
 
 # ── intents ──────────────────────────────────────────────────────────────────────────────────────

@@ -28,6 +28,7 @@ class _StepRow(NamedTuple):
     drafted: int
     accepted: int
     depth: int
+    asked: int
 
 
 class _EndRow(NamedTuple):
@@ -74,6 +75,7 @@ class Observations:
                 drafted=int(drafted.sum()),
                 accepted=int((result.n_new - 1)[drafted > 0].sum()) if len(drafted) else 0,
                 depth=int((result.depth if len(result.depth) else drafted).sum()),
+                asked=int((n - 1)[decode].sum()),
             )
         )
         self._prefill = _add(self._prefill, tenants, chunk)
@@ -92,12 +94,12 @@ class Observations:
         """All since the last call, or None if there is nothing to tell."""
         if not self._steps and not self._ends:
             return None
-        steps = np.asarray(self._steps, dtype=np.int64).reshape(-1, 6).T
+        steps = np.asarray(self._steps, dtype=np.int64).reshape(-1, 7).T
         ends = np.asarray(self._ends, dtype=np.int64).reshape(-1, 6).T
         tenants = max(len(self._prefill), len(self._output))
         columns = (
             steps[0], *steps[1:5].astype(np.int32), _padded(self._prefill, tenants), _padded(self._output, tenants),
-            *ends[:4].astype(np.int32), *ends[4:], steps[5].astype(np.int32),
+            *ends[:4].astype(np.int32), *ends[4:], *steps[5:].astype(np.int32),
         )  # fmt: skip
         for column in columns:
             column.flags.writeable = False

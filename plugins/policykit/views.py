@@ -170,6 +170,7 @@ def _observed(
         ttft_ns=_times([SECOND] * len(ends)),
         total_ns=_times([2 * SECOND] * len(ends)),
         depth=_ints([-(-n // 2) for n in drafted]),
+        asked=_ints([n + 1 for n in drafted]),
     )
 
 

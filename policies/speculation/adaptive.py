@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from octavo.policies.contract import Floats, Ints, Observed, PolicyOptions, Running, Step
+from octavo.policies.contract import Floats, Ints, Mask, Observed, PolicyOptions, Running, Step
 
 _FIRST_HOPE = 0.5
 _WEIGHT = 2
@@ -16,6 +16,8 @@ _LEARNT = 1 / 16
 """How much each judged guess changes what is hoped for new sequences."""
 _DEEPER = 1 / 8
 """How much each look at drafts changes what is known of their shape."""
+_LEAST_FOUND = 1 / 8
+"""A drafter that finds nothing for long is asked on as if it found so many: where few run, asking is free."""
 _ROUNDING = 1e-6
 _GAIN = 1.03
 """Guesses must make a step's tokens so much cheaper: less is lost again in finding them."""
@@ -33,11 +35,14 @@ class Adaptive:
     taken as far as tokens per time are most, and only if that is 3 % more than without guesses; what a step without any
     takes is seen anew every 32 steps, by making one.
 
-    A sequence whose guesses do not pay gets none, but for one now and then: first after `probe_steps`, then after
-    longer and longer as that one is wrong too (up to 8 times as long). So it is off after 5 steps of wrong guesses
-    where a token costs 10 % of a step, and after 13 where it costs nothing. The more sequences run, the nearer to
-    certain a guess must be; with 128 of them not even one that is right four times in five is made, nor tried now and
-    then.
+    Sequences whose guesses do not pay get none, but for one now and then, all in the same step: where many run, the
+    first guess of a step is the dearest. That is tried every `probe_steps` steps, if it would pay were half of them
+    right; a sequence that has been wrong often takes part less and less (down to every eighth time). So it is off after
+    5 steps of wrong guesses where a token costs 10 % of a step, and after 13 where it costs nothing. What such a step
+    takes is not known at first: it is made once to see, after 4 steps and then after longer and longer.
+
+    The more sequences run, the nearer to certain a guess must be, unless a step of more tokens was seen to take little
+    longer: with 128 of them not even one that is right four times in five is made unseen.
     """
 
     class Options(PolicyOptions, frozen=True):
@@ -53,42 +58,62 @@ class Adaptive:
         self._hope = _FIRST_HOPE
         self._deep = 1.0
         """Places that a guess is for: 1 in chains, less where a tree has several for the same one."""
+        self._found = 1.0
+        """Of guesses that drafters were asked for, the part that they made."""
         self._numbers = np.arange(1, options.most + 1)
+        self._look, self._looks_apart = _FIRST_LOOK, _FIRST_LOOK
+        """From which step on (as `Costs` counts) unknown costs are looked at, and after how many again."""
 
     def draft_lengths(self, step: Step, running: Running) -> Ints:
-        most = self._options.most
-        decoding = running.decoding
-        room = np.where(decoding, np.clip(running.output_left - 1, 0, most), 0)
-        if not room.any():
-            return room.astype(np.int32)
+        room = np.where(running.decoding, np.clip(running.output_left - 1, 0, self._options.most), 0)
+        tokens, most = int(running.decoding.sum()), int(room.sum())
+        if not most or not self._costs.fresh(tokens):
+            return np.zeros(len(room), dtype=np.int32)
         right = (running.right + self._hope * _WEIGHT) / (running.judged + _WEIGHT)
-        tokens = int(decoding.sum())
-        paid = self._costs.relative(tokens, room.size * most) * tokens
-        lengths = self._worth(right, room, tokens, paid)
-        if (tokens + _FIRST_HOPE) / paid[1] > 1.0:  # one that is right would pay
-            quiet = np.flatnonzero(lengths == 0)
-            wrong = (running.judged - running.right)[quiet] // _WRONG
-            every = self._options.probe_steps << np.minimum(wrong, _LONGEST)
-            lengths[quiet[(step.step + running.prompt[quiet]) % every == 0]] = 1
-        return np.minimum(lengths, room).astype(np.int32)
+        lengths = self._worth(right, room, tokens, most)
+        quiet = (lengths == 0) & (room > 0)
+        if quiet.any():
+            lengths[self._tried(step, running, quiet, tokens)] = 1
+        return lengths
 
-    def _worth(self, right: Floats, room: Ints, tokens: int, paid: Floats) -> Ints:
-        """How many guesses of each pay together; `paid` is what 0, 1, … of them all take, per token without any."""
+    def _worth(self, right: Floats, room: Ints, tokens: int, most: int) -> Ints:
+        """How many guesses of each pay together."""
+        more, found = self._costs.ends(tokens, most), self._found
+        some = 1.0 - (1.0 - found) ** np.minimum(more, int((room > 0).sum()))
+        """How likely anybody has a guess: without any the step costs nothing."""
+        dearer = self._costs.paid(tokens, np.ceil(found * more / some - _ROUNDING).astype(np.int32)) - 1.0
+        taking = tokens * (1.0 + some * dearer)
         surest = float(right[room > 0].max())
-        if float(((tokens + surest * np.arange(len(paid))) / paid).max()) < _GAIN:
+        if float(((tokens + found * surest * more) / taking).max()) < _GAIN:
             return np.zeros(len(room), dtype=np.int32)
         gains: Floats = self._deep * right[:, None] ** np.ceil(self._numbers * self._deep - _ROUNDING)
         gains[self._numbers > room[:, None]] = 0.0
         order = np.argsort(-gains, axis=None, kind="stable")
-        rates = (tokens + np.concatenate([[0.0], np.cumsum(gains.ravel()[order])])) / paid
+        rates = (tokens + found * np.cumsum(gains.ravel()[order])[more - 1]) / taking
         best = int(np.argmax(rates))
-        if rates[best] < _GAIN or not self._costs.fresh(tokens):
-            best = 0
-        taken = order[:best]
+        taken = order[: more[best] if rates[best] >= _GAIN else 0]
         return np.bincount(taken // len(self._numbers), minlength=len(room)).astype(np.int32)
 
+    def _tried(self, step: Step, running: Running, quiet: Mask, tokens: int) -> Mask:
+        """Which of the quiet ones get a guess now."""
+        n = int(quiet.sum())
+        if self._costs.steps >= self._look and not self._costs.known(tokens + (n + 1) // 2):
+            self._looks_apart = min(2 * self._looks_apart, _LONG)
+            self._look = self._costs.steps + self._looks_apart
+            return quiet
+        if step.step % self._options.probe_steps:
+            return np.zeros_like(quiet)
+        wrong = (running.judged - running.right) // _WRONG
+        due: Mask = quiet & (step.step % (self._options.probe_steps << np.minimum(wrong, _LONGEST)) == 0)
+        n = int(due.sum())
+        paid = float(self._costs.paid(tokens, np.array([n], dtype=np.int32))[0])
+        return due if tokens + n * _FIRST_HOPE > tokens * paid else np.zeros_like(quiet)
+
     def observe(self, observed: Observed) -> None:
-        drafted, accepted = int(observed.drafted.sum()), int(observed.accepted.sum())
+        drafted, accepted, asked = (int(c.sum()) for c in (observed.drafted, observed.accepted, observed.asked))
+        if asked:
+            self._found += (drafted / asked - self._found) * (1 - (1 - _LEARNT) ** asked)
+            self._found = max(self._found, _LEAST_FOUND)
         if drafted:
             depth = int(observed.depth.sum()) or drafted
             self._deep += (depth / drafted - self._deep) * _DEEPER
@@ -106,10 +131,8 @@ class Adaptive:
 
 
 _SIZES = np.array([*range(1, 17), *(2**i * j // 4 for i in range(4, 10) for j in range(5, 9))])
-"""Tokens of a step that are told apart; a step between two of them is like the nearer one."""
-_OF = np.abs(np.arange(_SIZES[-1] + 1)[:, None] - _SIZES).argmin(1)
-_KEPT = 64
-"""Answers that are kept until something is learnt."""
+"""Tokens of a step that are told apart; one between two of them is like the greater: executors compute in tiles."""
+_OF = np.searchsorted(_SIZES, np.arange(_SIZES[-1] + 1))
 _STEP = 0.05
 """Least part of a surprise that is learnt; more while little was seen."""
 _FEW, _WIDE, _WIDEST = 4, 1.5, 0.25
@@ -119,6 +142,8 @@ _AGE = 32
 """Steps after which one without guesses is made, to know what guesses are compared with."""
 _APART = 8
 """So many steps may lie between two that are compared."""
+_FIRST_LOOK, _LONG = 4, 512
+"""Steps to the first look at unknown costs, and after which a size's are unknown again."""
 
 
 class Costs:
@@ -136,47 +161,54 @@ class Costs:
         self._known: Floats = self._first
         self._last: dict[int, tuple[int, float]] = {}
         """Of the latest sizes: the step, and the logarithm of its time."""
-        self._steps = 0
+        self.steps = 0
+        """Seen so far, of decodes alone."""
+        self._now = 0
+        """The number of the latest step of any kind."""
         self._at: dict[int, int] = {}
         """The step that was last of a size."""
-        self._said: dict[tuple[int, int], Floats] = {}
-        """What `relative` said since something was learnt."""
 
-    def relative(self, tokens: int, more: int) -> Floats:
-        """What steps of tokens, tokens + 1, …, tokens + more take, over what the first of them does."""
-        if (said := self._said.get((tokens, more))) is not None:
-            return said
-        sizes = np.arange(tokens, tokens + more + 1)
-        known = np.interp(sizes, _SIZES, self._known)
-        beyond = sizes > _SIZES[-1]
-        if beyond.any():
-            known[beyond] += np.log(sizes[beyond] / _SIZES[-1])
-        if len(self._said) >= _KEPT:
-            self._said.clear()
-        paid: Floats = np.exp(known - known[0])
-        self._said[tokens, more] = paid
+    def ends(self, tokens: int, most: int) -> Ints:
+        """Numbers of further tokens, from 1 to `most`, of which a greater one makes a step of another size."""
+        end = min(tokens + most, int(_SIZES[-1]))
+        if tokens >= end:
+            return np.ones(1, dtype=np.int32)
+        sizes: Ints = _SIZES[_OF[tokens + 1] : _OF[end] + 1]
+        return np.minimum(sizes, end) - tokens
+
+    def paid(self, tokens: int, more: Ints) -> Floats:
+        """What steps of so many more than `tokens` take over what one of `tokens` does."""
+        beyond = np.maximum(1.0, (tokens + more) / _SIZES[-1])
+        known = self._known[_OF[np.minimum(tokens + more, _SIZES[-1])]]
+        paid: Floats = np.exp(known - np.interp(tokens, _SIZES, self._known)) * beyond
         return paid
 
     def fresh(self, tokens: int) -> bool:
         """Whether a step of so many was seen lately, or none at all."""
-        return self._steps - self._at.get(self._size(tokens), 0) < _AGE
+        return self.steps - self._at.get(self._size(tokens), 0) < _AGE
+
+    def known(self, tokens: int) -> bool:
+        """Whether a step of so many or more was seen not too long ago."""
+        least = self._size(tokens)
+        return any(size >= least and self.steps - at < _LONG for size, at in self._at.items())
 
     def interrupted(self) -> None:
         """A step of another kind came between."""
-        self._steps += 1
+        self._now += 1
 
     def learn(self, tokens: int, took_ns: int) -> None:
-        self._steps += 1
+        self.steps += 1
+        self._now += 1
         here, now = self._size(tokens), float(np.log(max(1, took_ns)))
-        self._at[here] = self._steps
+        self._at[here] = self.steps
         surprises = []
         for there, (at, then) in list(self._last.items()):
-            if self._steps - at > _APART:
+            if self._now - at > _APART:
                 del self._last[there]
             elif there != here:
                 expected = self._first[here] + self._off[here] - self._first[there] - self._off[there]
                 surprises.append(now - then - expected)
-        self._last[here] = self._steps, now
+        self._last[here] = self._now, now
         if not surprises:
             return
         widest = _WIDEST if self._seen[here] >= _FEW else _WIDE
@@ -185,7 +217,6 @@ class Costs:
         self._seen[here] += 1
         seen = np.flatnonzero(self._seen)
         self._known = self._first + np.interp(_SIZES, _SIZES[seen], self._off[seen])
-        self._said.clear()
 
     @staticmethod
     def _size(tokens: int) -> int:

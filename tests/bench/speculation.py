@@ -1,24 +1,24 @@
 """What guesses save: `python -m tests.bench.speculation`, or some cells of it (`--drafter`, `--workload`,
 `--concurrency`); the others stay as they were measured before.
 
-A replica in one process (scheduler, KV-manager and executor, no sockets) answers the same greedy requests with a
-drafter and without, in turns, so that what else the machine does falls on both; policy `adaptive`, which learns anew in
-each run, answers compared. A cell gives the median of the pairs' ratios of time, without to with: above 1 guessing was
-faster; of the decoding alone (steps that compute no prompt) and of the whole, prompt included, which guesses cannot
-make shorter. An answer ends where the model ends it, or at the length of the right answer. Requests of a pair differ
-from those of all others; as in a service, `suffix` has all earlier answers of its cell to look at, `ngram` a request's
-own text.
+Two replicas in one process (scheduler, KV-manager and executor each, no sockets) answer the same greedy requests, one
+with a drafter and policy `adaptive`, which learns anew in each run, one without; step by step, whoever is less far goes
+on, so that what else the machine does falls on both. Answers are compared. A cell gives the median of the pairs' ratios
+of time, without to with: above 1 guessing was faster; of the decoding alone (steps that compute no prompt) and of the
+whole, prompt included, which guesses cannot make shorter. An answer ends where the model ends it, or at the length of
+the right answer. Requests of a pair differ from those of all others; as in a service, `suffix` has all earlier answers
+of its cell to look at, `ngram` a request's own text.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from octavo.core.models.locate import locate
 from octavo.core.tokenizer.vocabulary import load_vocabulary
 from octavo.executors.base import Executor
 from octavo.executors.native.executor import NativeExecutor
+from octavo.executors.native.program import Native, Pool
 from octavo.executors.threads import default_threads
 from tests.bench.repetitive import WORKLOADS
 from tests.speculation.replica import Replica, asked
@@ -51,30 +52,52 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 def loaded(mode: str, threads: int, drafter: str) -> tuple[NativeExecutor, NativeExecutor]:
-    """Without and with the drafter, around one model: where its weights lie is the same for both."""
+    """Without and with the drafter: the same weights, a pool each."""
     config = Config(
         kv=KvConfig(tokens=16384),
         executor=ExecutorConfig(kind="native", mode=mode, threads=threads),  # type: ignore[arg-type]
         speculation=SpeculationConfig(drafter=drafter),
     )
     guessing = NativeExecutor.load(config)
-    return NativeExecutor(guessing.model, guessing.facts), guessing
+    model, facts = guessing.model, guessing.facts
+    pool = Pool(facts.places, facts.block_size, model.pool.kind)
+    return NativeExecutor(Native(model.weights, pool, model.threads, model.isa), facts), guessing
 
 
-class Spent(NamedTuple):
-    """Seconds in all, and in steps that compute no prompt (with what lies between steps)."""
+class Side:
+    """One of the two that answer: seconds in all, and in steps that compute no prompt (with what lies between them)."""
 
-    whole: float
-    decoding: float
+    def __init__(self, executor: Executor, requests: list[Enqueue], policy: str) -> None:
+        self.replica = Replica(executor, policy=policy, slots=32, depth=1, budget=512, clock=time.monotonic_ns)
+        self.replica.submit(requests)
+        self.whole = self.decoding = 0.0
+        self.progress = 0
+        """Tokens of prompts computed and of answers said."""
+
+    def step(self) -> bool:
+        """Go on up to a step's result; False if there is none to come."""
+        replica, before, started = self.replica, len(self.replica.results), time.perf_counter()
+        while (moved := replica.advance()) and len(replica.results) == before:
+            pass
+        spent = time.perf_counter() - started
+        self.whole += spent
+        self.decoding += spent
+        if moved:
+            plan, result = replica.plans[before], replica.results[before]
+            prompts = int(plan.n[plan.kind == Kind.CHUNK].sum())
+            self.progress += prompts + int(result.n_new.sum())
+            if prompts:
+                self.decoding -= (result.finished_ns - result.started_ns) / 1e9
+        return moved
 
 
-def answered(executor: Executor, requests: list[Enqueue], policy: str) -> tuple[Spent, Replica]:
-    replica = Replica(executor, policy=policy, slots=32, depth=1, budget=512, clock=time.monotonic_ns)
-    started = time.perf_counter()
-    replica.run(requests)
-    whole = time.perf_counter() - started
-    prompts = (r for plan, r in zip(replica.plans, replica.results, strict=True) if (plan.kind == Kind.CHUNK).any())
-    return Spent(whole, whole - sum(r.finished_ns - r.started_ns for r in prompts) / 1e9), replica
+def side_by_side(first: Side, other: Side) -> None:
+    """Step by step, whoever is less far goes on."""
+    going = [first, other]
+    while going:
+        one = min(going, key=lambda side: side.progress)
+        if not one.step():
+            going.remove(one)
 
 
 def measured(
@@ -86,16 +109,14 @@ def measured(
     for pair in range(pairs):
         if pair >= 2 and time.monotonic() > until:
             break
-        asking, runs = requests(pair), {}
-        for policy in ("off", "adaptive") if pair % 2 else ("adaptive", "off"):
-            runs[policy] = answered(plain if policy == "off" else guessing, asking, policy)
-        (without, one), (with_, other) = runs["off"], runs["adaptive"]
-        assert one.said == other.said, "a guess changed an answer"
+        without, with_ = Side(plain, requests(pair), "off"), Side(guessing, requests(pair), "adaptive")
+        side_by_side(*((without, with_) if pair % 2 else (with_, without)))
+        assert without.replica.said == with_.replica.said, "a guess changed an answer"
         ratios.append(without.whole / with_.whole)
         decoding.append(without.decoding / with_.decoding)
-        drafted += other.drafted
-        accepted += other.accepted
-        said += sum(map(len, other.said.values()))
+        drafted += with_.replica.drafted
+        accepted += with_.replica.accepted
+        said += sum(map(len, with_.replica.said.values()))
     return Cell(ratios, decoding, drafted, accepted, said, load)
 
 
@@ -140,7 +161,7 @@ def main() -> None:
     given = parser.parse_args()
     how = (
         f"Executor native ({given.mode}), SmolLM2-135M-Instruct, compute threads: {given.threads}, "
-        f"on {os.cpu_count()} cores."
+        f"on {os.cpu_count()} cores, both sides step by step."
     )
     store = RESULTS.with_suffix(".json")
     before = msgspec.json.decode(store.read_bytes(), type=dict[str, dict[str, Cell]]) if store.exists() else {}
@@ -161,7 +182,8 @@ def main() -> None:
                     ]
 
                 for executor in (plain, guessing):
-                    answered(executor, requests(-1)[:1], "off")  # so that all memory is there
+                    Replica(executor, policy="off").run(requests(-1)[:1])  # so that all memory is there
+                gc.freeze()  # as actors do
                 cells[f"{drafter}/{workload}/{n}"] = measured(
                     plain, guessing, requests, given.pairs, given.cell_seconds
                 )

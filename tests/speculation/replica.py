@@ -102,20 +102,29 @@ class Replica:
 
     def run(self, requests: Sequence[Enqueue]) -> dict[tuple[int, int], list[int]]:
         """What each choice says, once all have ended and nothing is under way."""
-        self._mail += [(Role.SCHEDULER, request) for request in requests]
+        self.submit(requests)
         choices = {(request.handle, choice) for request in requests for choice in range(request.n)}
         for _ in range(100_000):
-            if self._mail:
-                self._deliver(*self._mail.popleft())
-            elif self._late:
-                self._answer(self._late.popleft())
-            elif isinstance(self.executor, Ahead) and self.executor.under_way:
-                self._late += self.executor.end()
-            elif choices <= self.finish.keys():
-                return {key: self.said.get(key, []) for key in sorted(choices)}
-            else:
+            if not self.advance():
                 break
-        raise AssertionError(f"nothing moves: {self.scheduler.stats}, {choices - self.finish.keys()} wait")
+        waiting = choices - self.finish.keys()
+        assert not waiting, f"nothing moves: {self.scheduler.stats}, {waiting} wait"
+        return {key: self.said.get(key, []) for key in sorted(choices)}
+
+    def submit(self, requests: Sequence[Enqueue]) -> None:
+        self._mail += [(Role.SCHEDULER, request) for request in requests]
+
+    def advance(self) -> bool:
+        """Deliver a message, or the result of a step; False if there is nothing to deliver and no step under way."""
+        if self._mail:
+            self._deliver(*self._mail.popleft())
+        elif self._late:
+            self._answer(self._late.popleft())
+        elif isinstance(self.executor, Ahead) and self.executor.under_way:
+            self._late += self.executor.end()
+        else:
+            return False
+        return True
 
     @property
     def drafted(self) -> int:

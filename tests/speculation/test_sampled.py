@@ -128,6 +128,7 @@ def against(counts: Reals, p: Reals) -> Homogeneity:
     return Homogeneity(float(sum((a - b) ** 2 / b for a, b in kinds)), len(kinds) - 1)
 
 
+@pytest.mark.timeout(1200)  # the whole grid's rows, on a busy machine
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_sampled_answers_have_the_targets_distribution(
