@@ -66,7 +66,7 @@ class ExecutorActor(Shell):
         Raises `ModelError`."""
         facts, held = self._executor.facts, self._executor.adapters
         if config.lora and held is None:
-            raise ModelError(f"the executor that serves {facts.model_id} has no LoRA adapters; native and cpu do")
+            raise ModelError(f"the executor that serves {facts.model_id} has no LoRA adapters; native, cpu and cuda do")
         if facts.model_id in config.lora:
             raise ModelError(f"lora.{facts.model_id}: that is the name of the model itself; set model.name, or another")
         return [_load(held, name, path) for name, path in config.lora.items() if held is not None]
@@ -75,7 +75,7 @@ class ExecutorActor(Shell):
         held = self._executor.adapters
         if held is None:
             if isinstance(message, ReadAdapter):
-                why = "this executor has no LoRA adapters; native and cpu do"
+                why = "this executor has no LoRA adapters; native, cpu and cuda do"
                 self.link.send(AdapterRead(number=message.number, why=why))
         elif isinstance(message, Adapters):
             before = held.nbytes

@@ -1,55 +1,67 @@
 """A step's pass and what comes of it: the frame that executors over torch share. Knows no weights and no KV bytes; what
 they compute with is a `Passes`.
 
-    begin: runs, drafts ──▶ spans ──▶ one pass          end: rows that are finite ──▶ what they say, what stays
+    begin: runs, drafts ──▶ one pass          end: rows that are finite ──▶ what they say, what stays
 
 Between the two a device may still be at it, and the next step may begin: see `cuda.executor`. A run whose own numbers
 are not finite fails alone. If it had guesses they may be why, so it is computed again without.
+
+There may be hundreds of runs in every step, most of which say one token: so what is told of all of them are columns,
+and only who wants more is looked at alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from octavo.core.messages import TokenLogprob
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Took
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.tree import kept
-from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Run, Span, of_prompt, span_of
+from octavo.executors.outcome import Outcome, Outcomes, Settlement
+from octavo.executors.residents import Run, of_prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 M = TypeVar("M")
 """What a pass leaves behind."""
+T = TypeVar("T")
 
 
 class Asked(NamedTuple):
-    """A run that samples, with its guesses. Rows of the pass from `row` on are of its last token and of each guess."""
+    """Those of a pass who sample, a column each: the rows of the pass from `rows[j]` on are of the last token of
+    `runs[j]` and of each guess of `drafts[j]`."""
 
-    run: Run
-    draft: Draft
-    row: int
+    runs: list[Run]
+    drafts: list[Draft]
+    rows: list[int]
+    guessed: bool
+    """Whether there is a guess at all."""
+
+    def rows_of(self, j: int) -> range:
+        return range(self.rows[j], self.rows[j] + len(self.drafts[j].tokens) + 1)
 
     @property
-    def rows(self) -> range:
-        return range(self.row, self.row + len(self.draft.tokens) + 1)
+    def all_rows(self) -> list[int]:
+        return [row for j in range(len(self.runs)) for row in self.rows_of(j)] if self.guessed else self.rows
 
 
 class Passes(Protocol[M]):
-    def begin(self, spans: list[Span], asked: list[Asked]) -> M:
-        """Write the KV of the spans' tokens and compute what comes of them: a row each, in their order."""
+    def begin(self, runs: list[Run], drafts: list[Draft], asked: Asked) -> M:
+        """Write the KV of the runs' tokens and of the guesses after them, and compute what comes of them: a row each,
+        in their order."""
         ...
 
-    def finite(self, made: M) -> Sequence[bool]:
+    def finite(self, made: M) -> Sequence[int]:
         """By row, whether its last hidden state is."""
         ...
 
-    def say(self, made: M, heard: list[Asked]) -> list[Outcome]:
-        """What comes of each of those who asked and have finite rows of their own."""
+    def say(self, made: M, asked: Asked, heard: Sequence[int]) -> Outcomes:
+        """What comes of those of `asked` that are `heard`, which have finite rows of their own; of others anything."""
         ...
 
     def prompt(self, made: M, run: Run, rows: range) -> list[TokenLogprob]:
@@ -68,18 +80,31 @@ class Passes(Protocol[M]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun(Generic[M]):
-    """`outcomes` are final for runs that could not be computed, which are none of `starts`: first rows by run."""
+    """`refused` are the outcomes of runs that could not be computed, by index. `computed` are the others' indices, and
+    `starts` their first rows; `asking` those that sample, who are `asked`; `prompts` those whose prompts' tokens are
+    asked for."""
 
     runs: list[Run]
     drafts: list[Draft]
-    outcomes: list[Outcome]
-    starts: dict[int, int]
-    asked: dict[int, Asked]
+    refused: dict[int, Outcome]
+    computed: Sequence[int]
+    starts: list[int]
+    asking: Sequence[int]
+    asked: Asked
+    prompts: list[int]
     made: M | None
 
-    @property
-    def guessed(self) -> bool:
-        return any(draft.tokens for draft in self.drafts)
+    def placed(self, said: Outcomes, heard: Sequence[int], sick: dict[int, Outcome]) -> Outcomes:
+        """By run, of what those who are `heard` of the asked said."""
+        tokens, others = [0] * len(self.runs), self.refused | dict.fromkeys(self.computed, Outcome())
+        for j in heard:
+            i = self.asking[j]
+            if j in said.others:
+                others[i] = said.others[j]
+            else:
+                tokens[i] = said.tokens[j]
+                del others[i]
+        return Outcomes(tokens, others | sick)
 
 
 class Frame(Generic[M]):
@@ -87,59 +112,78 @@ class Frame(Generic[M]):
         self._passes, self._settlement, self._drafting = passes, settlement, drafting
 
     def begin(self, runs: list[Run], drafts: list[Draft]) -> Begun[M]:
-        outcomes = self._settlement.refused(runs)
-        starts: dict[int, int] = {}
-        asked: dict[int, Asked] = {}
-        spans: list[Span] = []
-        at = 0
-        for i, (run, draft, outcome) in enumerate(zip(runs, drafts, outcomes, strict=True)):
-            if outcome.failure is not None:
-                continue
-            spans.append(span_of(run, draft.tokens, draft.parents))
-            starts[i] = at
-            if run.samples:
-                asked[i] = Asked(run, draft, at + run.end - run.start - 1)
-            at += len(spans[-1].ids)
-        made = self._passes.begin(spans, list(asked.values())) if spans else None
-        return Begun(runs, drafts, outcomes, starts, asked, made)
+        everyone: Sequence[int] = range(len(runs))
+        if refused := self._settlement.refused(runs):
+            everyone = [i for i in everyone if i not in refused]
+        sound, guesses = _picked(runs, everyone), _picked(drafts, everyone)
+        guessed = self._drafting.guesses and any(draft.tokens for draft in guesses)
+        own = [run.end - run.start for run in sound]
+        lengths = [n + len(draft.tokens) for n, draft in zip(own, guesses, strict=True)] if guessed else own
+        starts = [0, *accumulate(lengths)][:-1]
+        asking, last = everyone, [start + n - 1 for start, n in zip(starts, own, strict=True)]
+        if sum(run.samples for run in sound) < len(sound):
+            which = [k for k, run in enumerate(sound) if run.samples]
+            asking, last = [everyone[k] for k in which], [last[k] for k in which]
+        asked = Asked(_picked(runs, asking), _picked(drafts, asking), last, guessed)
+        prompts = [i for i in everyone if runs[i].resident.sampling.prompt_logprobs >= 0 and of_prompt(runs[i])]
+        made = self._passes.begin(sound, guesses, asked) if sound else None
+        return Begun(runs, drafts, refused, everyone, starts, asking, asked, prompts, made)
 
-    def end(self, begun: Begun[M], took: list[Took]) -> list[Outcome]:
-        """Outcomes in the order of the runs, and in `took` what was computed, if the drafter wants to know."""
-        outcomes, runs, drafts, made = begun.outcomes, begun.runs, begun.drafts, begun.made
+    def end(self, begun: Begun[M], took: list[Took]) -> Outcomes:
+        """Outcomes of the runs, and in `took` what was computed, if the drafter wants to know."""
+        runs, drafts, made = begun.runs, begun.drafts, begun.made
         if made is None:
-            return outcomes
-        finite = self._passes.finite(made)
-        poisoned: list[int] = []
-        for i, start in () if all(finite) and not self._settlement.failures else begun.starts.items():
-            run = runs[i]
-            known = finite[start : start + run.end - run.start]
-            if (why := self._settlement.failure(run)) is not None:  # of a step that ended after this one had begun
-                outcomes[i] = Outcome(why)
-            elif not all(known):
-                outcomes[i] = Outcome(not_finite(run.start + list(known).index(False)))
-                if drafts[i].tokens:
-                    poisoned.append(i)
-        heard = [i for i in begun.asked if outcomes[i].failure is None]
-        said = self._passes.say(made, [begun.asked[i] for i in heard]) if heard else []
-        for i, outcome in zip(heard, said, strict=True):
-            outcomes[i] = outcome
-        done = [i for i in begun.starts if outcomes[i].failure is None]
-        for i in done:
-            if runs[i].resident.sampling.prompt_logprobs >= 0 and (about := of_prompt(runs[i])):
-                entries = self._passes.prompt(made, runs[i], range(begun.starts[i], begun.starts[i] + len(about)))
-                outcomes[i] = outcomes[i]._replace(prompt=entries)
-        branched = [i for i in done if drafts[i].parents is not None]
-        if branched:
-            self._passes.straighten([(runs[i], kept(runs[i], drafts[i], outcomes[i].tokens)) for i in branched])
-        for i in done if self._drafting.features else ():
-            rows = [begun.starts[i] + row for row in kept(runs[i], drafts[i], outcomes[i].tokens)]
-            took.append(Took(runs[i].resident, runs[i].start, *self._passes.states(made, rows)))
+            return Outcomes([0] * len(runs), begun.refused)
+        sick, poisoned = self._sick(begun, made)
+        heard: Sequence[int] = range(len(begun.asking))
+        if sick:
+            heard = [j for j in heard if begun.asking[j] not in sick]
+        said = self._passes.say(made, begun.asked, heard) if heard else Outcomes([], {})
+        outcomes = said if len(heard) == len(runs) else begun.placed(said, heard, sick)
+        wanted = begun.prompts or self._drafting.features
+        starts = dict(zip(begun.computed, begun.starts, strict=True)) if wanted else {}
+        for i in begun.prompts:
+            if not outcomes.failed(i):
+                rows = range(starts[i], starts[i] + len(of_prompt(runs[i])))
+                entries = self._passes.prompt(made, runs[i], rows)
+                outcomes.others[i] = outcomes.at(i)._replace(prompt=entries)
+        if begun.asked.guessed:
+            branched = [i for i in begun.computed if drafts[i].parents is not None and not outcomes.failed(i)]
+            stay = [(runs[i], kept(runs[i], drafts[i], outcomes.at(i).tokens)) for i in branched]
+            if stay:
+                self._passes.straighten(stay)
+        for i in begun.computed if self._drafting.features else ():
+            if not outcomes.failed(i):
+                mine = [starts[i] + row for row in kept(runs[i], drafts[i], outcomes.at(i).tokens)]
+                took.append(Took(runs[i].resident, runs[i].start, *self._passes.states(made, mine)))
         if poisoned:
-            alone = self.begin([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned))
-            for i, outcome in zip(poisoned, self.end(alone, took), strict=True):
-                outcomes[i] = outcome
+            alone = self.end(self.begin([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned)), took)
+            for k, i in enumerate(poisoned):
+                outcomes.others[i] = alone.at(k)
         return outcomes
+
+    def _sick(self, begun: Begun[M], made: M) -> tuple[dict[int, Outcome], list[int]]:
+        """Outcomes of runs whose own numbers are not finite, or that failed meanwhile, and who of them had guesses."""
+        finite = self._passes.finite(made)
+        if all(finite) and not self._settlement.failures:
+            return {}, []
+        sick: dict[int, Outcome] = {}
+        poisoned: list[int] = []
+        for i, start in zip(begun.computed, begun.starts, strict=True):
+            run = begun.runs[i]
+            known = list(finite[start : start + run.end - run.start])
+            if (why := self._settlement.failure(run)) is not None:  # of a step that ended after this one had begun
+                sick[i] = Outcome(why)
+            elif not all(known):
+                sick[i] = Outcome(not_finite(run.start + known.index(False)))
+                if begun.drafts[i].tokens:
+                    poisoned.append(i)
+        return sick, poisoned
 
 
 def not_finite(position: int) -> str:
     return f"the model's numbers at position {position} are not finite"
+
+
+def _picked(columns: list[T], which: Sequence[int]) -> list[T]:
+    return columns if len(which) == len(columns) else [columns[i] for i in which]

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from octavo.core.messages import EMPTY, ChunkLogprobs, Failed, StepResult, TokenLogprob, col
+import numpy as np
+
+from octavo.core.messages import EMPTY, ChunkLogprobs, Col, Failed, StepResult, TokenLogprob, col
 from octavo.executors.adapters import Finds
 from octavo.executors.residents import Resident, Run
 
@@ -31,6 +33,41 @@ class Outcome(NamedTuple):
     """Places that they were for: `drafted` of a chain, fewer of a tree."""
 
 
+class Outcomes(NamedTuple):
+    """By run: the token that it said, where that is all there is to tell, and of the others what is to tell, by index.
+
+    Of hundreds of decodes most say one token and nothing else, and each would be an object a step."""
+
+    tokens: Sequence[int]
+    others: dict[int, Outcome]
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> Outcomes:
+        return cls([0] * len(outcomes), dict(enumerate(outcomes)))
+
+    def at(self, i: int) -> Outcome:
+        return self.others[i] if i in self.others else Outcome(None, (self.tokens[i],), (None,))
+
+    def failed(self, i: int) -> bool:
+        return i in self.others and self.others[i].failure is not None
+
+    def said(self) -> list[int]:
+        """All new tokens, run after run."""
+        return [token for i in range(len(self.tokens)) for token in self.at(i).tokens]
+
+    def logprobs(self) -> list[TokenLogprob | None]:
+        """An entry for each of `said`."""
+        return [entry for i in range(len(self.tokens)) for entry in self.at(i).logprobs]
+
+
+class _Crowd(NamedTuple):
+    """Of a step's runs, what stays while the same ones decode."""
+
+    residents: list[Resident]
+    slot: Col
+    open_id: Col
+
+
 class Settlement:
     """Settles outcomes with the residents, and remembers which residencies have failed."""
 
@@ -39,8 +76,10 @@ class Settlement:
         self._adapters = adapters
         self._failed: WeakKeyDictionary[Resident, str] = WeakKeyDictionary()
         """Why a residency can no longer be computed. Not by open_id: each generation of the scheduler counts anew."""
+        self._crowd = _Crowd([], EMPTY, EMPTY)
 
     def clear(self) -> None:
+        self._crowd = _Crowd([], EMPTY, EMPTY)
         self._failed.clear()
 
     @property
@@ -52,58 +91,83 @@ class Settlement:
         """Why its residency has failed, if it has."""
         return self._failed.get(run.resident)
 
-    def refused(self, runs: Sequence[Run]) -> list[Outcome]:
-        """An outcome per run: failed for those that cannot be computed at all, empty for the others."""
-        return [Outcome(self._refusal(run)) for run in runs]
+    def refused(self, runs: Sequence[Run]) -> dict[int, Outcome]:
+        """Of those that cannot be computed at all, by index. A residency is looked at once: what it says is sound."""
+        for resident in [run.resident for run in runs if not run.resident.vetted]:
+            resident.vetted = True
+            if (why := self._unfit(resident)) is not None:
+                self._failed[resident] = why
+        if not self._failed:
+            return {}
+        whys = (self._failed.get(run.resident) for run in runs)
+        return {i: Outcome(why) for i, why in enumerate(whys) if why is not None}
 
     def expect(self, runs: Sequence[Run], unknown: Sequence[int]) -> None:
         """Bring the residents to where the plan's author takes them to be, before the outcomes are known: each run that
         samples says one token, for which the next of the `unknown` stands until then."""
         numbers = iter(unknown)
-        for run in runs:
-            run.resident.kv_len = run.end
-            if run.samples:
-                run.resident.tokens.append(next(numbers))
-                run.resident.unknown += 1
+        for _, resident, _, end, samples, _, _ in runs:
+            resident.kv_len = end
+            if samples:
+                resident.tokens.append(next(numbers))
+                resident.unknown += 1
 
-    def result(self, step: int, started_ns: int, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> StepResult:
+    def result(self, step: int, started_ns: int, runs: Sequence[Run], outcomes: Outcomes) -> StepResult:
         """Bring the residents up to date, and tell the scheduler."""
-        for run, outcome in zip(runs, outcomes, strict=True):
-            self._settle(run, outcome)
-        done = [(run, outcome) for run, outcome in zip(runs, outcomes, strict=True) if outcome.failure is None]
-        wanted = any(run.resident.sampling.logprobs >= 0 for run, _ in done)
+        others, crowd = outcomes.others, self._known(runs)
+        ends = [run.end for run in runs]
+        for i, (resident, end, token) in enumerate(zip(crowd.residents, ends, outcomes.tokens, strict=True)):
+            if others and i in others:
+                self._settle(runs[i], others[i])
+            elif resident.unknown:
+                resident.unknown -= 1
+                resident.tokens[end] = token
+            else:
+                resident.tokens.append(token)
+                resident.kv_len = end
+        n_new, done = np.ones(len(runs), np.int32), np.ones(len(runs), np.bool_)
+        drafted, depth = np.zeros((2, len(runs)), np.int32)
+        for i, outcome in others.items():
+            n_new[i], drafted[i], depth[i] = len(outcome.tokens), outcome.drafted, outcome.depth
+            done[i] = outcome.failure is None
+        told = sorted((i, outcome) for i, outcome in others.items() if outcome.failure is None)
         return StepResult(
             step=step,
-            slot=col([run.slot for run, _ in done]),
-            open_id=col([run.resident.open_id for run, _ in done]),
-            n_new=col([len(outcome.tokens) for _, outcome in done]),
-            tokens=col([token for _, outcome in done for token in outcome.tokens]),
-            kv_len=col([_kv_len(run, outcome) for run, outcome in done]),
+            slot=crowd.slot[done],
+            open_id=crowd.open_id[done],
+            n_new=n_new[done],
+            tokens=col(outcomes.said() if others else outcomes.tokens),
+            kv_len=(col(ends) + np.maximum(n_new - 1, 0))[done],
             started_ns=started_ns,
             finished_ns=time.monotonic_ns(),
             failed=[
-                Failed(run.slot, run.resident.open_id, outcome.failure)
-                for run, outcome in zip(runs, outcomes, strict=True)
+                Failed(runs[i].slot, runs[i].resident.open_id, outcome.failure)
+                for i, outcome in sorted(others.items())
                 if outcome.failure is not None
             ],
-            logprobs=[entry for _, outcome in done for entry in outcome.logprobs] if wanted else None,
+            logprobs=outcomes.logprobs() if any(runs[i].resident.sampling.logprobs >= 0 for i, _ in told) else None,
             prompts=[
-                ChunkLogprobs(run.resident.open_id, run.start + 1, outcome.prompt)
-                for run, outcome in done
+                ChunkLogprobs(runs[i].resident.open_id, runs[i].start + 1, outcome.prompt)
+                for i, outcome in told
                 if outcome.prompt is not None
             ],
-            drafted=col(drafted) if any(drafted := [outcome.drafted for _, outcome in done]) else EMPTY,
-            depth=col(depth) if (depth := [outcome.depth for _, outcome in done]) != drafted else EMPTY,
+            drafted=drafted[done] if drafted.any() else EMPTY,
+            depth=depth[done] if (depth != drafted).any() else EMPTY,
         )
 
-    def _refusal(self, run: Run) -> str | None:
-        if self._failed and (reason := self._failed.get(run.resident)) is not None:
-            return reason
-        resident = run.resident
-        ids = resident.tokens[run.start : min(run.end, len(resident.tokens) - resident.unknown)]
+    def _known(self, runs: Sequence[Run]) -> _Crowd:
+        """Most steps are of those of the step before."""
+        residents = [run.resident for run in runs]
+        if residents != self._crowd.residents:
+            open_ids = col([resident.open_id for resident in residents])
+            self._crowd = _Crowd(residents, col([run.slot for run in runs]), open_ids)
+        return self._crowd
+
+    def _unfit(self, resident: Resident) -> str | None:
+        ids = resident.tokens
         if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
             return f"a token id is outside of the model's vocabulary [0, {self._vocab_size})"
-        if (adapter := run.resident.adapter) is not None:
+        if (adapter := resident.adapter) is not None:
             return "this executor has no LoRA adapters" if self._adapters is None else self._adapters.missing(adapter)
         return None
 
@@ -117,9 +181,4 @@ class Settlement:
         expected = int(run.samples and resident.unknown > 0)
         resident.unknown -= expected
         resident.tokens[run.end : run.end + expected] = said
-        resident.kv_len = max(resident.kv_len, _kv_len(run, outcome))
-
-
-def _kv_len(run: Run, outcome: Outcome) -> int:
-    """After it: guesses that were right have their KV already."""
-    return run.end + max(0, len(outcome.tokens) - 1)
+        resident.kv_len = max(resident.kv_len, run.end + max(0, len(outcome.tokens) - 1))

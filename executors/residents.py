@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import gt
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from octavo.core.messages import Adapter, Col, Kind, Sampling, StepBind, StepPlan
 
+_DECODE = int(Kind.DECODE)
 _CHUNK = int(Kind.CHUNK)  # an enum's member takes longer to find than all else that a row needs
 
 
@@ -39,6 +41,8 @@ class Resident:
     namespace: bytes = b""
     """Of its tenant and adapter: what is learnt from it may serve only residents of the same one."""
     adapter: Adapter | None = None
+    vetted: bool = False
+    """Whether somebody has seen that its given tokens and its adapter can be computed."""
 
 
 class Run(NamedTuple):
@@ -146,10 +150,28 @@ class Residents:
                 del self.slots[slot]
         self._open(plan, bind)
         self._apply_deltas(bind.delta_slot, bind.delta_index, bind.delta_block)
-        skipped = set(bind.skipped.tolist())
-        items = zip(plan.slot.tolist(), plan.kind.tolist(), plan.start_or_cap.tolist(), plan.n.tolist(), strict=True)
+        kinds, skipped = plan.kind.tolist(), set(bind.skipped.tolist())
+        if _CHUNK not in kinds and not skipped:
+            return self._decodes(plan.step, plan.slot.tolist(), plan.start_or_cap.tolist(), plan.n.tolist())
+        items = zip(plan.slot.tolist(), kinds, plan.start_or_cap.tolist(), plan.n.tolist(), strict=True)
         runs = (self._run(plan.step, *item) for i, item in enumerate(items) if i not in skipped)
         return [run for run in runs if run is not None]
+
+    def _decodes(self, step: int, slots: list[int], caps: list[int], ns: list[int]) -> list[Run]:
+        """The runs of a step of nothing else, column by column: there may be hundreds, in every step."""
+        residents = [self.slots[slot] for slot in slots]
+        known = [len(resident.tokens) for resident in residents]
+        starts = [n - 1 for n in known]
+        plain = [resident.kv_len for resident in residents] == starts and not any(map(gt, known, caps))
+        if not plain:  # the one that is not gets its own words
+            items = zip(slots, caps, ns, strict=True)
+            runs = (self._run(step, slot, _DECODE, cap, n) for slot, cap, n in items)
+            return [run for run in runs if run is not None]
+        drafts = [0] * len(slots)
+        if max(ns, default=1) > 1:
+            drafts = [min(n - 1, cap - length) for n, cap, length in zip(ns, caps, known, strict=True)]
+        everyone = [True] * len(slots)
+        return list(map(Run._make, zip(slots, residents, starts, known, everyone, drafts, caps, strict=True)))
 
     def _open(self, plan: StepPlan, bind: StepBind) -> None:
         opens = {o.open_id: o for o in plan.opens}

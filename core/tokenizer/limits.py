@@ -67,7 +67,7 @@ def checked_adapter(asked: str | Adapter, facts: Facts) -> Adapter | None:
     if "adapters" not in facts.serves:
         raise InvalidRequestError(
             "model",
-            f"the executor ({facts.executor or 'this one'}) does not serve LoRA adapters; native and cpu do",
+            f"the executor ({facts.executor or 'this one'}) does not serve LoRA adapters; native, cpu and cuda do",
             "unsupported_parameter",
         )
     return asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,13 +15,14 @@ from octavo.core.grammar import GrammarError
 from octavo.core.messages import TokenLogprob
 from octavo.executors.cpu.forward import Forward
 from octavo.executors.cpu.llama import KvPool
+from octavo.executors.drafting.contract import Draft
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.tree import depth, path
 from octavo.executors.drafting.verification import verify
 from octavo.executors.frame import Asked, not_finite
 from octavo.executors.grammars import Matchers
-from octavo.executors.outcome import Outcome
-from octavo.executors.residents import Run, Span, slots_of
+from octavo.executors.outcome import Outcome, Outcomes
+from octavo.executors.residents import Run, slots_of, span_of
 from octavo.executors.sampling import Context, logprob
 
 PROMPT_ROWS = 32
@@ -39,23 +41,24 @@ class CpuPasses:
         self._forward, self._pool = forward, pool
         self._matchers, self._drafting = matchers, drafting
 
-    def begin(self, spans: list[Span], asked: list[Asked]) -> Pass:
+    def begin(self, runs: list[Run], drafts: list[Draft], asked: Asked) -> Pass:
+        spans = [span_of(run, draft.tokens, draft.parents) for run, draft in zip(runs, drafts, strict=True)]
         taps = dict.fromkeys(self._drafting.taps, _NOTHING)
         return Pass(self._forward.hidden(self._forward.layout(spans, self._pool.shape), self._pool, taps=taps), taps)
 
     def finite(self, made: Pass) -> list[bool]:
         return _finite_rows(made.hidden)
 
-    def say(self, made: Pass, heard: list[Asked]) -> list[Outcome]:
-        logits = self._forward.logits(made.hidden[[row for one in heard for row in one.rows]])
+    def say(self, made: Pass, asked: Asked, heard: Sequence[int]) -> Outcomes:
+        logits = self._forward.logits(made.hidden[[row for j in heard for row in asked.rows_of(j)]])
         finite, values = _finite_rows(logits), logits.numpy()
-        outcomes: list[Outcome] = []
+        outcomes = dict.fromkeys(range(len(asked.runs)), Outcome())
         at = 0
-        for one in heard:
-            sound = finite[at : at + len(one.rows)]
-            outcomes.append(self._verified(one, values[at : at + _leading(sound)]))
+        for j in heard:
+            sound = finite[at : at + len(asked.rows_of(j))]
+            outcomes[j] = self._verified(asked.runs[j], asked.drafts[j], values[at : at + _leading(sound)])
             at += len(sound)
-        return outcomes
+        return Outcomes.of(list(outcomes.values()))
 
     def prompt(self, made: Pass, run: Run, rows: range) -> list[TokenLogprob]:
         """Some rows at a time: a row of logits is as long as the vocabulary."""
@@ -78,11 +81,11 @@ class CpuPasses:
         taps = [made.taps[layer][rows] for layer in self._drafting.taps]  # one may be tapped twice
         return made.hidden[rows], torch.cat(taps, dim=-1) if taps else None
 
-    def _verified(self, one: Asked, rows: npt.NDArray[np.float32]) -> Outcome:
+    def _verified(self, run: Run, draft: Draft, rows: npt.NDArray[np.float32]) -> Outcome:
         """What the finite rows say, of the run's last token and its guesses."""
-        resident, draft = one.run.resident, one.draft
+        resident = run.resident
         if not len(rows):
-            return Outcome(not_finite(one.run.end - 1))
+            return Outcome(not_finite(run.end - 1))
         context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
         try:
             new = verify(rows, draft, context, self._drafting.rule, partial(self._matchers.mask, resident))

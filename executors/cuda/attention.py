@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.executors.cuda.linear import Linear
+from octavo.executors.cuda.lora import Adaptable
 from octavo.kernels.cuda.instances import Heads
 from octavo.kernels.cuda.launch import Kernels, Staged, Step
 
@@ -18,7 +18,7 @@ class HeadAttention:
 
     kernels: Kernels
     heads: Heads
-    qkv: Linear
+    qkv: Adaptable
     angles: Tensor
     query_norm: Tensor | None
     key_norm: Tensor | None

@@ -1,4 +1,4 @@
-"""The spans of a step as flat arrays: tokens, positions, where KV goes, block tables, and the work of attention.
+"""The runs of a step (or spans) as flat arrays: tokens, positions, places of KV, tables, and the work of attention.
 
 Pure NumPy: what comes of it is brought to the device as it is.
 """
@@ -6,13 +6,17 @@ Pure NumPy: what comes of it is brought to the device as it is.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.executors.residents import Span
+from octavo.core.messages import Adapter
+from octavo.executors.drafting.contract import Draft
+from octavo.executors.residents import Run, Span, span_of
 from octavo.kernels.cuda.cascade import cascade, fitting_cascade, groups
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
 from octavo.kernels.cuda.plan import TILE, Plan, Query, fitting_split, plan
@@ -23,8 +27,6 @@ TREE = 64
 """Tokens of a tree, the one that it hangs on included."""
 SPLIT = 512
 """Keys in a part of a long context, where how a sequence is cut may not depend on its company."""
-
-
 SHARED = 256
 """Keys that sequences must share at least for their attention to them to be one work, where speed alone counts."""
 
@@ -44,6 +46,8 @@ class Batch:
     tree_mask: npt.NDArray[np.int64] | None = None
     tree_start: Ints | None = None
     """As a `Step` has them, where a span is a tree."""
+    adapted: tuple[tuple[Adapter, npt.NDArray[np.int64]], ...] = ()
+    """Adapters, and the tokens that each is for."""
 
     def queries(self) -> list[Query]:
         firsts, lengths = self.firsts.tolist(), self.lengths.tolist()
@@ -53,32 +57,60 @@ class Batch:
         ]
 
 
-def build(spans: list[Span], block_size: int) -> Batch:
-    """`spans` is not empty, nor is one of them. An id below 0 is one that the device knows."""
-    counts = np.array([len(span.ids) for span in spans], dtype=np.int32)
-    starts = np.array([span.start for span in spans], dtype=np.int32)
-    lengths = starts + counts
-    firsts = np.zeros(len(spans) + 1, dtype=np.int32)
-    np.cumsum(counts, out=firsts[1:])
-    tables = _tables(spans)
-    ids = np.array([token for span in spans for token in span.ids], dtype=np.int64)
-    if len(ids) == len(spans):
-        positions, row = starts, np.arange(len(spans))
+def of_runs(runs: list[Run], drafts: list[Draft] | None, block_size: int) -> Batch:
+    """Of the runs' tokens and the guesses after them, if there are any. An id below 0 is one that the device knows."""
+    residents = [run.resident for run in runs]
+    if drafts is not None:
+        spans = [span_of(run, draft.tokens, draft.parents) for run, draft in zip(runs, drafts, strict=True)]
+        made = build(spans, block_size)
     else:
-        positions = np.arange(firsts[-1], dtype=np.int32) - np.repeat(firsts[:-1] - starts, counts)
-        row = np.repeat(np.arange(len(spans)), counts)
-    cells = positions
-    if any(span.paths is not None for span in spans):
-        positions = np.array([position for span in spans for position in span.positions], dtype=np.int32)
-    blocks = tables[row, cells // block_size].astype(np.int64)
-    slots = blocks * block_size + cells % block_size
-    return Batch(ids, positions, slots, tables, lengths, firsts, block_size, *_trees(spans))
+        starts, counts = [run.start for run in runs], [run.end - run.start for run in runs]
+        if sum(counts) == len(runs):
+            ids = [resident.tokens[start] for resident, start in zip(residents, starts, strict=True)]
+        else:
+            ids = [token for run in runs for token in run.resident.tokens[run.start : run.end]]
+        made = _batch(ids, starts, counts, [resident.table for resident in residents], block_size)
+    adapters = [resident.adapter for resident in residents]
+    return made if adapters.count(None) == len(adapters) else replace(made, adapted=_adapted(adapters, made.firsts))
 
 
-def _trees(spans: list[Span]) -> tuple[npt.NDArray[np.int64] | None, Ints | None]:
-    """Cells are given out in the order of a span's tokens, so what a node sees of its tree is bits of a mask."""
+def _adapted(adapters: list[Adapter | None], firsts: Ints) -> tuple[tuple[Adapter, npt.NDArray[np.int64]], ...]:
+    """Those of one content are one."""
+    named = {adapter.digest: adapter for adapter in adapters if adapter is not None}
+    numbers = {digest: number for number, digest in enumerate(named)}
+    having = [-1 if adapter is None else numbers[adapter.digest] for adapter in adapters]
+    by_token = np.repeat(np.array(having), np.diff(firsts))
+    return tuple((adapter, np.flatnonzero(by_token == number)) for number, adapter in enumerate(named.values()))
+
+
+def build(spans: list[Span], block_size: int) -> Batch:
+    """`spans` is not empty, nor is one of them."""
+    ids, counts = [token for span in spans for token in span.ids], [len(span.ids) for span in spans]
+    made = _batch(ids, [span.start for span in spans], counts, [span.table for span in spans], block_size)
     if all(span.paths is None for span in spans):
-        return None, None
+        return made
+    positions = np.array([position for span in spans for position in span.positions], dtype=np.int32)
+    mask, start = _trees(spans)
+    return replace(made, positions=positions, tree_mask=mask, tree_start=start)
+
+
+def _batch(ids: list[int], starts: list[int], counts: list[int], tables: list[Sequence[int]], block_size: int) -> Batch:
+    n = np.array(counts, dtype=np.int32)
+    first_cells = np.array(starts, dtype=np.int32)
+    firsts = np.zeros(len(n) + 1, dtype=np.int32)
+    np.cumsum(n, out=firsts[1:])
+    if len(ids) == len(n):
+        cells, row = first_cells, np.arange(len(n))
+    else:
+        cells = np.arange(firsts[-1], dtype=np.int32) - np.repeat(firsts[:-1] - first_cells, n)
+        row = np.repeat(np.arange(len(n)), n)
+    rows = _rows(tables)
+    slots = rows[row, cells // block_size].astype(np.int64) * block_size + cells % block_size
+    return Batch(np.array(ids, dtype=np.int64), cells, slots, rows, first_cells + n, firsts, block_size)
+
+
+def _trees(spans: list[Span]) -> tuple[npt.NDArray[np.int64], Ints]:
+    """Cells are given out in the order of a span's tokens, so what a node sees of its tree is bits of a mask."""
     masks: list[int] = []
     starts: list[int] = []
     for span in spans:
@@ -91,13 +123,18 @@ def _trees(spans: list[Span]) -> tuple[npt.NDArray[np.int64] | None, Ints | None
     return np.array(masks, dtype=np.uint64).view(np.int64), np.array(starts, dtype=np.int32)
 
 
-def _tables(spans: list[Span]) -> Ints:
-    """Their block tables as rows, as wide as the longest."""
-    sizes = np.array([len(span.table) for span in spans])
-    tables = np.zeros((len(spans), int(sizes.max())), dtype=np.int32)
-    flat = np.frombuffer(b"".join([array("i", span.table) for span in spans]), dtype=np.int32)
-    tables[np.arange(tables.shape[1]) < sizes[:, None]] = flat
-    return tables
+def _rows(tables: list[Sequence[int]]) -> Ints:
+    """Block tables as rows, as wide as the longest, zeros behind."""
+    arrays: list[array[int] | memoryview] = [
+        table if isinstance(table, array) else array("i", table) for table in tables
+    ]
+    sizes = list(map(len, arrays))
+    width = max(sizes)
+    if min(sizes) < width:
+        zeros = memoryview(bytes(4 * width))
+        pads = [zeros[4 * size :] for size in sizes]
+        arrays = list(chain.from_iterable(zip(arrays, pads, strict=True)))
+    return np.frombuffer(bytearray().join(arrays), dtype=np.int32).reshape(len(tables), width)
 
 
 def attention_plans(

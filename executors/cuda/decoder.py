@@ -22,6 +22,7 @@ from octavo.executors.cuda.attention import HeadAttention
 from octavo.executors.cuda.experts import Mixture
 from octavo.executors.cuda.latent import LatentAttention, PerHead
 from octavo.executors.cuda.linear import Linear
+from octavo.executors.cuda.lora import Adaptable, Adapting
 from octavo.executors.loading.rope import angles
 from octavo.executors.loading.spec import Model, Spec
 from octavo.kernels.cuda.instances import ACTIVATIONS, DECODE_ROWS, Heads
@@ -50,7 +51,7 @@ class _Layer:
     attn_norm: Norm
     attention: Attention
     window: int
-    o: Linear
+    o: Adaptable
     post_attn_norm: Norm | None
     mlp_norm: Norm
     mlp: Callable[[Tensor], Tensor]
@@ -78,6 +79,7 @@ class Decoder:
         self.group = spec.heads // spec.kv_heads
         self.windows = sorted({effective_window(spec, i) for i in range(spec.layers)})
         """Of its layers, each once; 0 sees everything."""
+        self.adapting = Adapting()
         self.pools: list[Tensor] = []
         self.said = torch.zeros(SAID, dtype=torch.int64, device=device)
         """What the last step drew: an id below 0 of the next one is the one that lies so far from its end."""
@@ -95,7 +97,7 @@ class Decoder:
                 weights.norm(f"{i}.attn_norm"),
                 self._attend(weights, i, turns[spec.rotation(i)]),
                 effective_window(spec, i),
-                weights.linear(f"{i}.o"),
+                self._adaptable(weights, f"{i}.o"),
                 weights.norm(f"{i}.post_attn_norm") if spec.post_norms else None,
                 weights.norm(f"{i}.mlp_norm"),
                 self._mlp(weights, i),
@@ -170,7 +172,7 @@ class Decoder:
             return HeadAttention(
                 kernels,
                 Heads(spec.heads, self.dtype, layout, scale, spec.score_cap, effective_window(spec, i)),
-                weights.linear(f"{i}.qkv"),
+                self._adaptable(weights, f"{i}.qkv"),
                 angles,
                 weights.tensor(f"{i}.q_norm") if spec.head_norms else None,
                 weights.tensor(f"{i}.k_norm") if spec.head_norms else None,
@@ -213,12 +215,15 @@ class Decoder:
                 return mixture
             both, back = weights.linear(f"{i}.shared.gate_up"), weights.linear(f"{i}.shared.down")
             return lambda x: mixture(x) + back(self._gated(both(x)))
-        down = weights.linear(f"{i}.down")
+        down = self._adaptable(weights, f"{i}.down")
         if spec.gated:
-            gate_up = weights.linear(f"{i}.gate_up")
+            gate_up = self._adaptable(weights, f"{i}.gate_up")
             return lambda x: down(self._gated(gate_up(x)))
-        up = weights.linear(f"{i}.up")
+        up = self._adaptable(weights, f"{i}.up")
         return lambda x: down(activation(up(x)))
+
+    def _adaptable(self, weights: _Weights, name: str) -> Adaptable:
+        return Adaptable(weights.linear(name), name, self.adapting)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         if self.spec.activation in ACTIVATIONS:

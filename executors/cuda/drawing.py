@@ -13,19 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.core.grammar import Mask
-from octavo.core.messages import Sampling
 from octavo.executors.cuda.batch import Ints
 from octavo.executors.residents import Resident
-from octavo.executors.sampling import Context, restrict
+from octavo.executors.sampling import Context, penalised, restrict
 from octavo.kernels.cuda.draws import IN_PROMPT, Draws, draws
 
 
-class Row(NamedTuple):
-    """`guesses` are taken to follow the resident's tokens; `mask` is what its grammar lets come next."""
+class Rows(NamedTuple):
+    """A row of each of `residents`. `guesses` are taken to follow its tokens, `masks` are what its grammar lets come
+    next, by row for whom it concerns."""
 
-    resident: Resident
-    guesses: tuple[int, ...] = ()
-    mask: Mask | None = None
+    residents: list[Resident]
+    guesses: dict[int, tuple[int, ...]]
+    masks: dict[int, Mask]
+
+    def ids(self, i: int) -> list[int]:
+        """All that is taken to be said before it."""
+        return [*self.residents[i].tokens, *self.guesses.get(i, ())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,10 +52,12 @@ class Drawer:
         self._vocabulary = vocabulary
         self._known: tuple[list[Resident], Draws] | None = None
 
-    def drawing(self, rows: list[Row]) -> Drawing:
-        residents = [row.resident for row in rows]
-        positions = [len(row.resident.tokens) + len(row.guesses) for row in rows]
-        if self._known is not None and self._known[0] == residents and all(row.mask is None for row in rows):
+    def drawing(self, rows: Rows) -> Drawing:
+        residents = rows.residents
+        positions = [len(resident.tokens) for resident in residents]
+        for i, guesses in rows.guesses.items():
+            positions[i] += len(guesses)
+        if self._known is not None and self._known[0] == residents and not rows.masks:
             made = self._known[1]
             made["position"] = positions
             return Drawing(made, *self._nothing)
@@ -60,14 +66,15 @@ class Drawer:
         counts: list[Ints] = []
         allowed: list[Ints] = []
         bias: list[tuple[int, float]] = []
-        for i, row in enumerate(rows):
-            sampling = row.resident.sampling
-            if _penalised(sampling):
+        for i, resident in enumerate(residents):
+            sampling = resident.sampling
+            if penalised(sampling):
                 made["counts"][i] = len(counts)
-                counts.append(_counts(row, self._vocabulary))
-            if row.mask is not None or sampling.allowed or sampling.banned or sampling.min_tokens:
+                counts.append(_counts(rows.ids(i), resident.prompt_len, self._vocabulary))
+            if i in rows.masks or sampling.allowed or sampling.banned or sampling.min_tokens:
                 made["allowed"][i] = len(allowed)
-                allowed.append(_bits(_allowed(row, self._vocabulary)))
+                context = Context(sampling, resident.choice, resident.prompt_len, rows.ids(i), rows.masks.get(i))
+                allowed.append(_bits(_allowed(context, self._vocabulary)))
             if sampling.bias:
                 made["bias"][i] = len(bias)
                 bias += sampling.bias.items()
@@ -101,24 +108,15 @@ def _asked(residents: list[Resident]) -> Draws:
     return made
 
 
-def _penalised(sampling: Sampling) -> bool:
-    return sampling.repetition != 1.0 or sampling.presence != 0.0 or sampling.frequency != 0.0
-
-
-def _counts(row: Row, vocabulary: int) -> Ints:
+def _counts(ids: list[int], prompt_len: int, vocabulary: int) -> Ints:
     """How often each token was put out, and whether the prompt has it."""
-    resident = row.resident
-    put_out = [*resident.tokens[resident.prompt_len :], *row.guesses]
-    counts = np.bincount(np.asarray(put_out, dtype=np.int64), minlength=vocabulary)
-    counts[resident.tokens[: resident.prompt_len]] |= IN_PROMPT
+    counts = np.bincount(np.asarray(ids[prompt_len:], dtype=np.int64), minlength=vocabulary)
+    counts[ids[:prompt_len]] |= IN_PROMPT
     return counts.astype(np.int32)
 
 
-def _allowed(row: Row, vocabulary: int) -> npt.NDArray[np.bool_]:
+def _allowed(context: Context, vocabulary: int) -> npt.NDArray[np.bool_]:
     """What the restrictions leave, whatever the logits are: they hold of any."""
-    resident = row.resident
-    ids = [*resident.tokens, *row.guesses]
-    context = Context(resident.sampling, resident.choice, resident.prompt_len, ids, row.mask)
     return ~np.isneginf(restrict(np.zeros(vocabulary), context))
 
 

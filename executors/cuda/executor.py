@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Self
 
 import msgspec
@@ -26,11 +27,13 @@ from octavo.core.grammar import Grammars
 from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
-from octavo.executors.cuda.batch import TREE
+from octavo.executors.adapters import Adapters
+from octavo.executors.cuda.batch import TREE, build
 from octavo.executors.cuda.decoder import Decoder
-from octavo.executors.cuda.drawing import Row
+from octavo.executors.cuda.drawing import Rows
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import CudaRecorder, Recorder
+from octavo.executors.cuda.lora import Packed, packed
 from octavo.executors.cuda.memory import CudaMemory, Memory, pool_blocks
 from octavo.executors.cuda.passes import CudaPasses, Made
 from octavo.executors.cuda.speaker import Speaker
@@ -41,6 +44,7 @@ from octavo.executors.facts import check_memory, kept_as, model_facts
 from octavo.executors.frame import Begun, Frame
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import in_fp32, open_checkpoint
+from octavo.executors.loading.peft import Lora, read
 from octavo.executors.outcome import Settlement
 from octavo.executors.residents import Resident, Residents, Span
 from octavo.kernels.cuda.device import Device
@@ -58,11 +62,11 @@ class CudaExecutor:
         drafting: Drafting | None = None,
     ) -> None:
         self.facts = facts
-        self.adapters = None
         self.forward = forward
         self._host = HostPool(forward.decoder.kernels, forward.decoder.pools, facts.host_blocks)
         self._residents = Residents()
-        self._settlement = Settlement(facts.vocab_size)
+        self.adapters = forward.adapters = self._adapters()
+        self._settlement = Settlement(facts.vocab_size, self.adapters)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
         speaker = Speaker(forward.decoder.kernels, facts.vocab_size, Matchers(grammars), self._drafting.rule)
         self._passes = CudaPasses(forward, speaker, self._catch_up)
@@ -111,12 +115,21 @@ class CudaExecutor:
             spec,
             token_bytes=block_bytes // size,
             seed=model.digest + f"cuda {dtype} {kv} {mode}".encode(),
-            serves=("prompt_logprobs", "restrictions", *(() if grammars is None else ("grammar",))),
+            serves=("prompt_logprobs", "restrictions", "adapters", *(() if grammars is None else ("grammar",))),
         )
         check_memory(msgspec.structs.replace(facts, total_blocks=0), facts.block_bytes)
         how = [mode, *(["KV fp8"] if kv != dtype else []), str(kernels.device)]
         facts = msgspec.structs.replace(facts, executor=", ".join(how))
         return cls(Forward(decoder, recorder), facts, grammars, Drafting.of(Host(config, facts, trees=decoder.trees)))
+
+    def _adapters(self) -> Adapters[Lora, Packed]:
+        decoder = self.forward.decoder
+        return Adapters(
+            partial(read, spec=decoder.spec),
+            partial(packed, device=decoder.kernels.device, dtype=decoder.dtype, exact=decoder.exact),
+            self._residents.adapters,
+            attrgetter("nbytes"),
+        )
 
     @property
     def stats(self) -> dict[str, int]:
@@ -138,7 +151,9 @@ class CudaExecutor:
         runs = self._residents.apply(plan, bind)
         with torch.inference_mode():
             self._host.copy(list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True)))
-            drafts = [_fitting(draft) for draft in self._drafting.drafts(bind, runs, self._residents)]
+            drafts = self._drafting.drafts(bind, runs, self._residents)
+            if self._drafting.guesses:
+                drafts = [_fitting(draft) for draft in drafts]
             begun = self._frame.begin(runs, drafts)
         self._catch_up()
         if (unknown := self._passes.unknown(begun)) is not None:
@@ -211,7 +226,7 @@ def worst_step(forward: Forward, config: Config) -> None:
     speaker = Speaker(decoder.kernels, spec.vocab_size, Matchers(), "coupled")
     under_way = []
     for _ in range(2):
-        made = forward.run(spans, together=False)
+        made = forward.run(build(spans, decoder.block_size), together=False)
         logits = forward.logits(made, list(range(chunk - 1, chunk + rows)))
-        speaker.draw([Row(Resident(0, [0], 1, 0, sampling))] * (rows + 1), logits)
+        speaker.draw(Rows([Resident(0, [0], 1, 0, sampling)] * (rows + 1), {}, {}), logits)
         under_way.append((made, logits, logits.clone()))

@@ -7,6 +7,7 @@ host may not write what it was made of.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Mirror:
     The host has it `turns` times and writes them in turn: what it sent last but `turns` must have been waited for."""
 
     def __init__(
-        self, device: torch.device, shapes: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]], turns: int = 1
+        self, device: torch.device, shapes: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]], turns: int = 1
     ) -> None:
         places, end = {}, 0
         for name, (dtype, shape) in shapes.items():
@@ -89,6 +90,27 @@ def mirrored(device: torch.device, arrays: dict[str, npt.NDArray[Any]]) -> dict[
         mirror.host[name][...] = array
     mirror.send()
     return mirror.device
+
+
+class Mirrors:
+    """The same again and again, of arrays that mostly have the shapes of the time before. What was sent last but one
+    must have been waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._shapes: list[tuple[int, ...]] = []
+        self._mirror = Mirror(device, {})
+
+    def mirrored(self, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
+        """As the function; what it gave is good until the next time."""
+        if (shapes := [array.shape for array in arrays.values()]) != self._shapes:
+            self._shapes = shapes
+            kinds = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+            self._mirror = Mirror(self._device, kinds, turns=2)
+        for name, array in arrays.items():
+            self._mirror.host[name][...] = array
+        self._mirror.send()
+        return self._mirror.device
 
 
 def picked(rows: Tensor, wanted: list[int]) -> Tensor:

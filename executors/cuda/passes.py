@@ -8,7 +8,7 @@ launched, and the step before it is ended before the draw.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from octavo.core.messages import TokenLogprob
+from octavo.executors.cuda.batch import of_runs
 from octavo.executors.cuda.decoder import SAID
 from octavo.executors.cuda.forward import Forward, Pass
 from octavo.executors.cuda.mirror import Reading, mirrored
-from octavo.executors.cuda.speaker import Saying, Speaker, reads_tokens
+from octavo.executors.cuda.speaker import Saying, Speaker
+from octavo.executors.drafting.contract import Draft
 from octavo.executors.frame import Asked, Begun
-from octavo.executors.outcome import Outcome
-from octavo.executors.residents import Run, Span, of_prompt, slots_of
+from octavo.executors.outcome import Outcomes
+from octavo.executors.residents import Run, slots_of
 from octavo.executors.sampling import logprob
 
 PROMPT_ROWS = 32
@@ -43,14 +45,15 @@ class CudaPasses:
     def __init__(self, forward: Forward, speaker: Speaker, catch_up: Callable[[], None]) -> None:
         self._forward, self._speaker, self._catch_up = forward, speaker, catch_up
 
-    def begin(self, spans: list[Span], asked: list[Asked]) -> Made:
-        passed = self._forward.run(spans)
+    def begin(self, runs: list[Run], drafts: list[Draft], asked: Asked) -> Made:
+        batch = of_runs(runs, drafts if asked.guessed else None, self._forward.decoder.block_size)
+        passed = self._forward.run(batch)
         finite = passed.finite.int()
-        if not asked:
+        if not asked.runs:
             return Made(passed, None, Reading(finite))
-        if any(one.run.resident.unknown and reads_tokens(one.run.resident.sampling) for one in asked):
+        if self._speaker.waits(asked):
             self._catch_up()
-        saying = self._speaker.begin(asked, self._forward.logits(passed, [row for one in asked for row in one.rows]))
+        saying = self._speaker.begin(asked, self._forward.logits(passed, asked.all_rows))
         if len(saying.drawn) <= SAID and not saying.guessed:
             self._forward.decoder.said[: len(saying.drawn)].copy_(saying.numbers)
         return Made(passed, saying, Reading(torch.cat((saying.numbers, finite))))
@@ -58,22 +61,23 @@ class CudaPasses:
     def unknown(self, begun: Begun[Made]) -> list[int] | None:
         """What stands for the tokens of the runs that sample, until they are known; None if the next step cannot begin
         before that: how many there are is not known, or the pass is needed for more."""
-        if begun.guessed or any(of_prompt(begun.runs[i]) for i in begun.starts):
+        if begun.asked.guessed or begun.prompts:
             return None
         saying = None if begun.made is None else begun.made.saying
-        drawn = [] if saying is None else saying.drawn
+        drawn: Sequence[int] = () if saying is None else saying.drawn
         if len(drawn) > SAID:
             return None
-        places = {one.row: i - SAID for i, one in enumerate(drawn)}
-        rows = (begun.asked.get(i) for i, run in enumerate(begun.runs) if run.samples)
-        return [0 if one is None else places.get(one.row, 0) for one in rows]
+        if len(drawn) == len(begun.runs):
+            return list(range(-SAID, len(drawn) - SAID))
+        places = {begun.asking[j]: k - SAID for k, j in enumerate(drawn)}
+        return [places.get(i, 0) for i, run in enumerate(begun.runs) if run.samples]
 
-    def finite(self, made: Made) -> list[bool]:
-        return [bool(each) for each in made.reading.wait()[-len(made.passed.finite) :]]
+    def finite(self, made: Made) -> list[int]:
+        return made.reading.wait()[-len(made.passed.finite) :]
 
-    def say(self, made: Made, heard: list[Asked]) -> list[Outcome]:
+    def say(self, made: Made, asked: Asked, heard: Sequence[int]) -> Outcomes:
         assert made.saying is not None  # somebody asked
-        return self._speaker.end(made.saying, made.reading.wait()[: len(made.saying.numbers)], heard)
+        return self._speaker.end(made.saying, made.reading.wait()[: len(made.saying.numbers)], asked, heard)
 
     def prompt(self, made: Made, run: Run, rows: range) -> list[TokenLogprob]:
         after, wanted = run.resident.tokens[run.start + 1 :], run.resident.sampling.prompt_logprobs

@@ -6,38 +6,42 @@ that a grammar has to follow, are judged on the host then, by the rules that all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.core.grammar import GrammarError
+from octavo.core.grammar import GrammarError, Mask
 from octavo.core.messages import Sampling
-from octavo.executors.cuda.drawing import Drawer, Row
-from octavo.executors.cuda.mirror import mirrored, picked
+from octavo.executors.cuda.drawing import Drawer, Rows
+from octavo.executors.cuda.mirror import Mirrors, mirrored, picked
+from octavo.executors.drafting.contract import Draft
 from octavo.executors.drafting.tree import ancestors, depth, path
 from octavo.executors.drafting.verification import Rule, verify
 from octavo.executors.frame import Asked, not_finite
 from octavo.executors.grammars import Matchers
-from octavo.executors.outcome import Outcome
+from octavo.executors.outcome import Outcome, Outcomes
+from octavo.executors.residents import Resident, Run
 from octavo.executors.sampling import Context, logprob, penalised
 from octavo.kernels.cuda.launch import Kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Saying:
-    """A step's draws, under way. Rows of `logits` are those of the asked, one after the other, from `rows` on by the
-    row that they asked for.
+    """A step's draws, under way. Rows of `logits` are those of the asked, one after the other, from `rows[j]` on.
 
-    `numbers` int32 on the device: what is said, `firsts[i]` on by each of `drawn`, and behind it how much by each, if
-    anything was guessed."""
+    `numbers` int32 on the device: what is said, `firsts[k]` on by `drawn[k]` of the asked, and behind it how much by
+    each, if anything was guessed."""
 
     logits: Tensor
-    rows: dict[int, int]
-    drawn: list[Asked]
-    firsts: list[int]
+    rows: Sequence[int]
+    drawn: Sequence[int]
+    firsts: Sequence[int]
     numbers: Tensor
     guessed: bool
     failures: dict[int, str]
@@ -46,104 +50,167 @@ class Saying:
     wanting: dict[int, int]
 
 
+class Crowd(NamedTuple):
+    """The sequences of a step, and who of them (their indices) asks for more than a draw from what is known."""
+
+    residents: list[Resident]
+    wanting: list[int]
+    """Log-probabilities."""
+    grammars: list[int]
+    reading: list[int]
+    """Draws that depend on which tokens were said before."""
+
+    @classmethod
+    def of(cls, residents: list[Resident]) -> Crowd:
+        samplings = list(enumerate(resident.sampling for resident in residents))
+        return cls(
+            residents,
+            [i for i, sampling in samplings if sampling.logprobs >= 0],
+            [i for i, sampling in samplings if sampling.grammar is not None],
+            [i for i, sampling in samplings if reads_tokens(sampling)],
+        )
+
+
 class Speaker:
     def __init__(self, kernels: Kernels, vocab_size: int, matchers: Matchers, rule: Rule) -> None:
         self._kernels, self._drawer = kernels, Drawer(vocab_size)
         self._matchers, self._rule = matchers, rule
+        self._draws = Mirrors(kernels.device)
+        self._crowd = Crowd.of([])
 
-    def begin(self, asked: list[Asked], logits: Tensor) -> Saying:
+    def waits(self, asked: Asked) -> bool:
+        """Whether a draw needs tokens that the host does not know yet."""
+        return any(asked.runs[j].resident.unknown for j in self._known(asked).reading)
+
+    def begin(self, asked: Asked, logits: Tensor) -> Saying:
         """`logits` [n, vocabulary] are of all rows of those who ask."""
-        drawn: list[Asked] = []
-        draws: list[Row] = []
+        crowd, n = self._known(asked), len(asked.runs)
         failures: dict[int, str] = {}
-        rows: dict[int, int] = {}
-        kept: list[int] = []
-        wanting: dict[int, int] = {}
-        at = 0
-        for one in asked:
-            rows[one.row] = at
-            if one.run.resident.sampling.logprobs >= 0:
-                wanting[one.row] = len(kept)
-                kept += range(at, at + len(one.rows))
-            at += len(one.rows)
-            if self._needs_host(one):
-                continue
-            try:
-                draws += self._rows(one)
-                drawn.append(one)
-            except GrammarError as error:
-                failures[one.row] = str(error)
-        firsts = np.cumsum([0, *(len(one.rows) for one in drawn)]).astype(np.int32)
-        tokens = torch.empty(0, dtype=torch.int32, device=logits.device)
+        masks: dict[int, Mask] = {}
+        for j in crowd.grammars:
+            if not self._needs_host(asked.runs[j], asked.drafts[j]):
+                try:
+                    if (mask := self._matchers.mask(asked.runs[j].resident)) is not None:
+                        masks[j] = mask
+                except GrammarError as error:
+                    failures[j] = str(error)
+        if asked.guessed:
+            return self._guessed(asked, logits, failures, masks)
+        drawn: Sequence[int] = range(n)
+        draws, scores = crowd.residents, logits
+        if failures:
+            drawn = [j for j in drawn if j not in failures]
+            draws, scores = [draws[j] for j in drawn], picked(logits, list(drawn))
+            masks = {k: masks[j] for k, j in enumerate(drawn) if j in masks}
+        numbers = self.draw(Rows(draws, {}, masks), scores) if drawn else self._nothing(logits)
+        wanting = {j: k for k, j in enumerate(crowd.wanting)}
+        kept = picked(logits, crowd.wanting).clone() if wanting else logits[:0]
+        return Saying(logits, range(n), drawn, range(len(drawn)), numbers, False, failures, kept, wanting)
+
+    def _guessed(self, asked: Asked, logits: Tensor, failures: dict[int, str], masks: dict[int, Mask]) -> Saying:
+        """The same where rows are of guesses, too."""
+        sizes = [len(draft.tokens) + 1 for draft in asked.drafts]
+        rows = [0, *accumulate(sizes)]
+        everyone = [j for j in range(len(sizes)) if j not in failures]
+        drawn = [j for j in everyone if not self._needs_host(asked.runs[j], asked.drafts[j])]
+        draws = Rows([], {}, {})
+        for j in drawn:
+            self._extend(draws, asked.runs[j].resident, asked.drafts[j], masks.get(j))
+        firsts = np.cumsum([0, *(sizes[j] for j in drawn)]).astype(np.int32)
+        numbers = self._nothing(logits)
         guessed = int(firsts[-1]) > len(drawn)
         if drawn:
-            places = [rows[one.row] + i for one in drawn for i in range(len(one.rows))]
-            tokens = self.draw(draws, picked(logits, places))
+            places = [rows[j] + i for j in drawn for i in range(sizes[j])]
+            numbers = self.draw(draws, picked(logits, places))
             if guessed:
-                tokens = self._verified(drawn, firsts, tokens)
-        return Saying(
-            logits, rows, drawn, firsts[:-1].tolist(), tokens, guessed, failures, picked(logits, kept).clone(), wanting
-        )
+                numbers = self._verified([asked.drafts[j] for j in drawn], firsts, numbers)
+        wanting: dict[int, int] = {}
+        kept: list[int] = []
+        for j in self._known(asked).wanting:
+            wanting[j] = len(kept)
+            kept += range(rows[j], rows[j] + sizes[j])
+        told = firsts[:-1].tolist()
+        return Saying(logits, rows, drawn, told, numbers, guessed, failures, picked(logits, kept).clone(), wanting)
 
-    def end(self, saying: Saying, numbers: list[int], heard: list[Asked]) -> list[Outcome]:
-        """What comes of each of those; `numbers` are the saying's. A row that is not finite ends the tokens before it;
-        when it is the run's own, the run fails."""
-        said: dict[int, list[int]] = {}
-        counts = numbers[len(numbers) - len(saying.drawn) :] if saying.guessed else [1] * len(saying.drawn)
-        for one, first, count in zip(saying.drawn, saying.firsts, counts, strict=True):
-            said[one.row] = numbers[first : first + count]
-        outcomes = [
-            Outcome(why)
-            if (why := saying.failures.get(one.row)) is not None
-            else _outcome(one, said[one.row])
-            if one.row in said
-            else self._judged(one, saying)
-            for one in heard
-        ]
-        return self._explained(saying, heard, outcomes)
+    def end(self, saying: Saying, numbers: list[int], asked: Asked, heard: Sequence[int]) -> Outcomes:
+        """What comes of those; `numbers` are the saying's. A row that is not finite ends the tokens before it; when it
+        is the run's own, the run fails."""
+        n, others = len(asked.runs), {}
+        if saying.guessed or len(saying.drawn) < n:
+            tokens = [0] * n
+            counts = numbers[len(numbers) - len(saying.drawn) :] if saying.guessed else [1] * len(saying.drawn)
+            said = dict(zip(saying.drawn, zip(saying.firsts, counts, strict=True), strict=True))
+            for j in heard:
+                if j in said and not asked.drafts[j].tokens:
+                    tokens[j] = numbers[said[j][0]]
+                elif (why := saying.failures.get(j)) is not None:
+                    others[j] = Outcome(why)
+                elif j in said:
+                    first, count = said[j]
+                    others[j] = _outcome(asked.runs[j], asked.drafts[j], numbers[first : first + count])
+                else:
+                    others[j] = self._judged(asked.runs[j], asked.drafts[j], saying, saying.rows[j])
+        else:
+            tokens = numbers
+        if tokens and min(tokens) < 0:
+            lost = (j for j in heard if tokens[j] < 0)
+            others |= {j: Outcome(not_finite(asked.runs[j].end - 1)) for j in lost}
+        outcomes = Outcomes(tokens, others)
+        if saying.wanting:
+            self._explain(saying, asked, heard, outcomes)
+        return outcomes
 
-    def draw(self, rows: list[Row], logits: Tensor) -> Tensor:
+    def draw(self, rows: Rows, logits: Tensor) -> Tensor:
         """A token for each row, on the device; -1 where logits are not finite."""
         made = self._drawer.drawing(rows)
-        at = mirrored(
-            logits.device,
+        at = self._draws.mirrored(
             {
-                "draws": made.draws.view(np.uint8).reshape(len(rows), -1),
+                "draws": made.draws.view(np.uint8).reshape(len(rows.residents), -1),
                 "counts": made.counts,
                 "allowed": made.allowed,
                 "ids": made.bias_ids,
                 "values": made.bias_values,
-            },
+            }
         )
         scores = self._kernels.scores(
             logits, at["draws"], counts=at["counts"], allowed=at["allowed"], bias=(at["ids"], at["values"])
         )
         return self._kernels.sample(scores, at["draws"])
 
-    def _needs_host(self, one: Asked) -> bool:
-        sampling = one.run.resident.sampling
+    def _known(self, asked: Asked) -> Crowd:
+        """Most steps are of those of the step before."""
+        residents = [run.resident for run in asked.runs]
+        if residents != self._crowd.residents:
+            self._crowd = Crowd.of(residents)
+        return self._crowd
+
+    def _nothing(self, logits: Tensor) -> Tensor:
+        return torch.empty(0, dtype=torch.int32, device=logits.device)
+
+    def _needs_host(self, run: Run, draft: Draft) -> bool:
+        sampling = run.resident.sampling
         rejects = self._rule == "rejection" and sampling.temperature > 0
-        return len(one.draft.tokens) > 0 and (rejects or sampling.grammar is not None)
+        return len(draft.tokens) > 0 and (rejects or sampling.grammar is not None)
 
-    def _rows(self, one: Asked) -> list[Row]:
-        resident, draft = one.run.resident, one.draft
-        mask = self._matchers.mask(resident)
-        if draft.parents is None:
-            guesses = tuple(draft.tokens)
-            return [Row(resident, guesses[:n], mask) for n in range(len(guesses) + 1)]
-        return [
-            Row(resident, tuple(draft.tokens[node] for node in ancestors(draft, i - 1)), mask)
-            for i in range(len(draft.tokens) + 1)
-        ]
+    def _extend(self, draws: Rows, resident: Resident, draft: Draft, mask: Mask | None) -> None:
+        """By the rows of a resident and its guesses."""
+        for i in range(len(draft.tokens) + 1):
+            row = len(draws.residents)
+            draws.residents.append(resident)
+            if i:
+                nodes = range(i) if draft.parents is None else ancestors(draft, i - 1)
+                draws.guesses[row] = tuple(draft.tokens[node] for node in nodes)
+            if mask is not None:
+                draws.masks[row] = mask
 
-    def _verified(self, drawn: list[Asked], firsts: np.ndarray, tokens: Tensor) -> Tensor:
+    def _verified(self, drafts: list[Draft], firsts: np.ndarray, tokens: Tensor) -> Tensor:
         """As many of their drawn tokens as their guesses allow, and how many."""
         guesses: list[int] = []
         parents: list[int] = []
-        for one in drawn:
-            guesses += (-1, *one.draft.tokens)
-            nodes = one.draft.parents
-            parents += range(-1, len(one.draft.tokens)) if nodes is None else (-1, *(node + 1 for node in nodes))
+        for draft in drafts:
+            guesses += (-1, *draft.tokens)
+            nodes = draft.parents
+            parents += range(-1, len(draft.tokens)) if nodes is None else (-1, *(node + 1 for node in nodes))
         at = mirrored(
             tokens.device,
             {
@@ -155,34 +222,30 @@ class Speaker:
         said, _, counts = self._kernels.verify(at["firsts"], at["guesses"], at["parents"], tokens)
         return torch.cat((said, counts))
 
-    def _judged(self, one: Asked, saying: Saying) -> Outcome:
-        resident, first = one.run.resident, saying.rows[one.row]
-        rows = saying.logits[first : first + len(one.rows)].cpu().numpy()
+    def _judged(self, run: Run, draft: Draft, saying: Saying, first: int) -> Outcome:
+        resident = run.resident
+        rows = saying.logits[first : first + len(draft.tokens) + 1].cpu().numpy()
         sound = np.isfinite(rows.max(-1)) & np.isfinite(rows.min(-1))
         rows = rows if sound.all() else rows[: int(sound.argmin())]
         if not len(rows):
-            return _outcome(one, [-1])
+            return Outcome(not_finite(run.end - 1))
         context = Context(resident.sampling, resident.choice, resident.prompt_len, resident.tokens)
         try:
-            new = verify(rows, one.draft, context, self._rule, partial(self._matchers.mask, resident))
+            new = verify(rows, draft, context, self._rule, partial(self._matchers.mask, resident))
         except GrammarError as error:
             return Outcome(str(error))
-        return _outcome(one, new)
+        return _outcome(run, draft, new)
 
-    def _explained(self, saying: Saying, heard: list[Asked], outcomes: list[Outcome]) -> list[Outcome]:
+    def _explain(self, saying: Saying, asked: Asked, heard: Sequence[int], outcomes: Outcomes) -> None:
         """With log-probabilities for those that want them."""
-        if not saying.wanting:
-            return outcomes
-        kept = saying.kept.cpu().numpy()
-        made: list[Outcome] = []
-        for one, outcome in zip(heard, outcomes, strict=True):
-            if outcome.tokens and (first := saying.wanting.get(one.row)) is not None:
-                said = zip((-1, *path(one.draft, outcome.tokens)), outcome.tokens, strict=True)
-                wanted = one.run.resident.sampling.logprobs
+        kept, hears = saying.kept.cpu().numpy(), set(heard)
+        for j, first in saying.wanting.items():
+            outcome = outcomes.at(j)
+            if j in hears and outcome.tokens:
+                said = zip((-1, *path(asked.drafts[j], outcome.tokens)), outcome.tokens, strict=True)
+                wanted = asked.runs[j].resident.sampling.logprobs
                 entries = tuple(logprob(kept[first + node + 1], token, wanted) for node, token in said)
-                outcome = outcome._replace(logprobs=entries)
-            made.append(outcome)
-        return made
+                outcomes.others[j] = outcome._replace(logprobs=entries)
 
 
 def reads_tokens(sampling: Sampling) -> bool:
@@ -190,8 +253,8 @@ def reads_tokens(sampling: Sampling) -> bool:
     return penalised(sampling) or sampling.grammar is not None or any(len(word) > 1 for word in sampling.banned)
 
 
-def _outcome(one: Asked, tokens: list[int]) -> Outcome:
+def _outcome(run: Run, draft: Draft, tokens: list[int]) -> Outcome:
     sound = [token for token in tokens if token >= 0]
     if not sound:
-        return Outcome(not_finite(one.run.end - 1))
-    return Outcome(None, tuple(sound), (None,) * len(sound), drafted=len(one.draft.tokens), depth=depth(one.draft))
+        return Outcome(not_finite(run.end - 1))
+    return Outcome(None, tuple(sound), (None,) * len(sound), drafted=len(draft.tokens), depth=depth(draft))

@@ -40,10 +40,12 @@ from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, l
 from octavo.executors.native.program import Native, Outputs, Pool, kv_bytes
 from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.native.weights import Weights
-from octavo.executors.outcome import Outcome, Settlement
+from octavo.executors.outcome import Outcome, Outcomes, Settlement
 from octavo.executors.residents import Residents, Run, slots_of
 from octavo.executors.sampling import Context
 from octavo.executors.threads import default_threads
+
+_NOTHING = Outcome()
 
 
 class _Heard(NamedTuple):
@@ -135,14 +137,15 @@ class NativeExecutor:
         drafts = self._drafting.drafts(bind, runs, self._residents)
         took: list[Took] = []
         outcomes = self._compute(runs, drafts, took)
-        result = self._settlement.result(plan.step, started, runs, outcomes)
+        result = self._settlement.result(plan.step, started, runs, Outcomes.of(outcomes))
         self._drafting.took(took)
         return result
 
     def _compute(self, runs: list[Run], drafts: list[Draft], took: list[Took]) -> list[Outcome]:
         """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
-        outcomes = self._settlement.refused(runs)
-        sound = [i for i, outcome in enumerate(outcomes) if outcome.failure is None]
+        refused = self._settlement.refused(runs)
+        outcomes = [refused.get(i, _NOTHING) for i in range(len(runs))]
+        sound = [i for i in range(len(runs)) if i not in refused]
         inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], self.facts.prompts_apart)
         adapters, loaded = self._adapters([runs[i] for i in sound], asks)
         features, taps = self._drafting.features, self._drafting.taps

@@ -25,8 +25,11 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("adapters")
-    model = save_tiny(folder / "base")
+    return made_in(tmp_path_factory.mktemp("adapters"))
+
+
+def made_in(folder: Path, **shape: int) -> Made:
+    model = save_tiny(folder / "base", **shape)
     red = save_adapter(folder / "red", model, seed=1, rank_pattern={"q_proj": 7}, alpha_pattern={"down_proj": 3})
     twin = save_adapter(folder / "twin", model, seed=1, rank_pattern={"q_proj": 7}, alpha_pattern={"down_proj": 3})
     blue = save_adapter(folder / "blue", model, seed=2, targets=("q_proj", "v_proj"), r=16, use_rslora=True)

@@ -1,103 +1,151 @@
 """What a decode step costs the CUDA executor's host: `python -m tests.bench.cuda_host`.
 
-No GPU is needed: only NumPy and Python are measured. The same sequences decode again and again, as they mostly do; a
-row gives the least of many steps, since what else the machine does only adds. Spans, batch and draws come before the
-device can start a step. The frame (with the spans) goes around the pass, and what was said is settled at the end.
+The production executor takes bound steps of decodes, one ahead of the other, from plan to result; only its decoder and
+its kernels do nothing, so no GPU is needed. What is left is what the host does beside launching: the rows of a step,
+its batch in the buffers of a recorded graph, its draws, and the settling of the step before. The same sequences decode
+again and again, as they mostly do, and take a block every 16 tokens. `told` is a crowd in which every 16th sequence
+wants log-probabilities and every 16th has penalties. A row gives the least and the median of many steps; the machine's
+other work only adds. With `--before ROOT`, a checkout of an earlier state with an environment of its own, both take
+turns, and the last column is this one's part of that one's least.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
+import sys
 import time
-from array import array
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from statistics import median
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
-from octavo.core.messages import Sampling
-from octavo.executors.cuda.batch import build
-from octavo.executors.cuda.drawing import Drawer, Row
-from octavo.executors.drafting.contract import NO_DRAFT
-from octavo.executors.drafting.drafting import Drafting
-from octavo.executors.frame import Asked, Frame
-from octavo.executors.outcome import Outcome, Settlement
-from octavo.executors.residents import Resident, Run, Span, span_of
+import numpy as np
+import torch
 
+from octavo.core.messages import EMPTY, Facts, Kind, Open, Sampling, StepBind, StepPlan, col
+from octavo.executors.cuda.decoder import SAID
+from octavo.executors.cuda.executor import CudaExecutor
+from octavo.executors.cuda.forward import Forward
+
+M = TypeVar("M", StepPlan, StepBind)
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cuda_host.md"
-BLOCK, VOCABULARY, TIMES = 16, 128_000, 300
+BLOCK, VOCABULARY, STEPS, ROUNDS = 16, 1024, 120, 5
+CASES = ((1, 1024, "drawn"), (32, 1024, "drawn"), (256, 1024, "drawn"), (256, 4096, "drawn"), (256, 1024, "told"))
 
 
-def least_us(work: Callable[[], object]) -> float:
+class NoKernels:
+    """Everybody says 1."""
+
+    device, blocks = torch.device("cpu"), 264
+
+    def room(self, *_: object) -> None: ...
+
+    def plan(self, *_: object, **__: object) -> None: ...
+
+    def scores(self, logits: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return logits
+
+    def sample(self, scores: torch.Tensor, _: object) -> torch.Tensor:
+        return torch.ones(len(scores), dtype=torch.int32)
+
+
+def no_decoder() -> Any:
+    spec = SimpleNamespace(kv_heads=8, hidden=64, vocab_size=VOCABULARY, latent=None)
+    return SimpleNamespace(
+        kernels=NoKernels(), spec=spec, dtype=torch.bfloat16, block_size=BLOCK, group=4, windows=[0], rows=(16, 64),
+        exact=False, mixed=128, pools=[torch.zeros(1, 16, dtype=torch.uint8)],
+        said=torch.zeros(SAID, dtype=torch.int64), hidden=lambda ids, *_: torch.zeros(len(ids), 64),
+        logits=lambda x: torch.zeros(len(x), VOCABULARY),
+    )  # fmt: skip
+
+
+def sampling(i: int, crowd: str) -> Sampling:
+    if crowd == "told" and i % 16 == 3:
+        return Sampling(temperature=0.7, seed=i, logprobs=2)
+    if crowd == "told" and i % 16 == 5:
+        return Sampling(temperature=0.7, seed=i, repetition=1.1)
+    return Sampling(temperature=0.7, top_p=0.9, seed=i)
+
+
+def message(kind: type[M], /, **fields: Any) -> M:
+    """With empty columns for what is not given."""
+    return kind(**{name: fields.get(name, EMPTY) for name in kind.__struct_fields__ if name != "needs_ack"})
+
+
+def measured(sequences: int, context: int, crowd: str) -> list[float]:
+    """Microseconds of each step."""
+    facts = Facts(
+        model_id="", context=2 * context, vocab_size=VOCABULARY, block_size=BLOCK, total_blocks=1 << 20,
+        block_bytes=1, cache_seed=b"",
+    )  # fmt: skip
+    executor = CudaExecutor(Forward(no_decoder(), lambda _: lambda: None), facts)
+    n, each = sequences, range(sequences)
+    lengths = max(1, context - STEPS - BLOCK) + np.arange(n) % BLOCK  # each comes to the end of a block in another step
+    blocks = -(-lengths // BLOCK)
+    opens = [Open(i, i, col([1] * lengths[i]), int(lengths[i]), 0, 0, sampling(i, crowd), b"") for i in each]
+    kinds, ones = col([int(Kind.DECODE)] * n), col([1] * n)
+    same = {"scheduler_gen": 0, "now_ns": 0, "forks": [], "taken": 0, "failed": []}
+    decodes = {"slot": col(each), "open_id": col(each), "kind": kinds, "n": ones}
+    plan = message(StepPlan, step=0, opens=opens, start_or_cap=col(lengths), **same, **decodes)
+    bind = message(
+        StepBind, kv_gen=0, step=0, opened_slot=col(each), opened_open_id=col(each), opened_group=col([0] * n),
+        opened_len=col(lengths - 1), opened_n=col(blocks), opened_blocks=col(range(blocks.sum())),
+    )  # fmt: skip
+    executor.begin(plan, bind)
     took = []
-    for _ in range(TIMES):
+    for step in range(1, STEPS):
+        lengths += 1
+        due = np.flatnonzero(lengths % BLOCK == 1)
+        plan = message(StepPlan, step=step, opens=[], start_or_cap=col(lengths), **same, **decodes)
+        bind = message(
+            StepBind, kv_gen=0, step=step, delta_slot=col(due), delta_group=col([0] * len(due)),
+            delta_index=col(lengths[due] // BLOCK), delta_block=col([7] * len(due)),
+        )  # fmt: skip
         started = time.perf_counter_ns()
-        work()
-        took.append(time.perf_counter_ns() - started)
-    return min(took) / 1000
+        told = executor.begin(plan, bind)
+        took.append((time.perf_counter_ns() - started) / 1000)
+        assert [len(result.slot) for result in told] == [n]
+    return took[STEPS // 4 :]
 
 
-class NoDevice:
-    """Passes that cost nothing: everybody says 1."""
-
-    def begin(self, spans: list[Span], asked: list[Asked]) -> list[bool]:
-        return [True] * len(spans)
-
-    def finite(self, made: list[bool]) -> list[bool]:
-        return made
-
-    def say(self, made: list[bool], heard: list[Asked]) -> list[Outcome]:
-        return [Outcome(None, (1,), (None,)) for _ in heard]
-
-    def prompt(self, *_: object) -> NoReturn:
-        raise AssertionError("nobody asks")
-
-    straighten = states = prompt
+def here() -> list[list[float]]:
+    torch.set_num_threads(1)
+    return [measured(*case) for case in CASES]
 
 
-def measured(sequences: int, context: int) -> tuple[float, ...]:
-    """Microseconds for the spans, the batch, the draws, the frame, and to settle."""
-    blocks = context // BLOCK
-    residents = [
-        Resident(
-            i, [1] * (context - 3), 10, 0, Sampling(temperature=0.7, top_p=0.9, seed=i), context - 4, 0,
-            array("i", range(i * blocks, (i + 1) * blocks)),
-        )
-        for i in range(sequences)
-    ]  # fmt: skip
-    runs = [Run(i, r, len(r.tokens) - 1, len(r.tokens), True, 0, context) for i, r in enumerate(residents)]
-    spans = [span_of(run, ()) for run in runs]
-    drawer, rows = Drawer(VOCABULARY), [Row(resident) for resident in residents]
-    settlement, drafting = Settlement(VOCABULARY), Drafting(None, VOCABULARY)
-    frame: Frame[list[bool]] = Frame(NoDevice(), settlement, drafting)
-    drafts, unknown = [NO_DRAFT] * sequences, [-1] * sequences
-    outcomes = [Outcome(None, (1,), (None,))] * sequences
-
-    def settle() -> None:
-        settlement.expect(runs, unknown)
-        settlement.result(0, 0, runs, outcomes)
-        for resident in residents:
-            resident.tokens.pop()
-
-    return (
-        least_us(lambda: [span_of(run, ()) for run in runs]),
-        least_us(lambda: build(spans, BLOCK)),
-        least_us(lambda: drawer.drawing(rows)),
-        least_us(lambda: frame.end(frame.begin(runs, drafts), [])),
-        least_us(settle),
-    )
+def of(root: Path) -> list[list[float]]:
+    """The same in another process, of the checkout `root`."""
+    command = [str(root / ".venv/bin/python"), __file__, "--json"]
+    out = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=300).stdout
+    steps: list[list[float]] = json.loads(out)
+    return steps
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path, metavar="ROOT", help="a checkout to compare with")
+    parser.add_argument("--json", action="store_true", help="print each step's microseconds and write nothing")
+    args = parser.parse_args()
+    if args.json:
+        json.dump(here(), sys.stdout)
+        return
+    now: list[list[float]] = [[] for _ in CASES]
+    before: list[list[float]] = [[] for _ in CASES]
+    for _ in range(ROUNDS):
+        for root, steps in ((args.before, before), (Path(__file__).resolve().parents[2], now)):
+            if root is not None:
+                for all_steps, more in zip(steps, of(root), strict=True):
+                    all_steps += more
     lines = [
-        "| sequences | context | spans µs | batch µs | draws µs | frame µs | settle µs | sum µs |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| sequences | context | crowd | least µs | median µs | part of before |",
+        "|--:|--:|--|--:|--:|--:|",
     ]
-    for sequences, context in ((1, 1024), (32, 1024), (256, 1024), (256, 4096)):
-        parts = measured(sequences, context)
-        figures = " | ".join(f"{part:.0f}" for part in (*parts, sum(parts[1:])))
-        lines.append(f"| {sequences} | {context} | {figures} |")
+    for (n, context, crowd), mine, theirs in zip(CASES, now, before, strict=True):
+        part = f"{min(mine) / min(theirs):.2f} of {min(theirs):.0f}" if theirs else "–"
+        lines.append(f"| {n} | {context} | {crowd} | {min(mine):.0f} | {median(mine):.0f} | {part} |")
     table = "\n".join(lines)
     print(table)
     load = f"Load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors."

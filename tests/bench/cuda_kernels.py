@@ -1,22 +1,18 @@
-"""The CUDA kernels on a GPU against what bounds them: `./dev gpu-bench`, that is `python tests/bench/cuda_kernels.py`.
+"""The CUDA kernels on a GPU against what bounds them: `./dev gpu-bench`, that is `python -m tests.bench.cuda_kernels`.
 
 Every figure is a ratio to something measured in the same run and interleaved with it: the device's own copy, a matrix
-product of torch's, or torch's attention on the same numbers. Prints a table, and writes tests/results/cuda_kernels.json
-and .md with the GPU, its driver and the date.
+product of torch's, or torch's attention on the same numbers; or a time, where launching is what counts. A run ends
+after `--minutes`, between two parts: what a part found is written when it ends, beside what earlier runs on the same
+GPU found, and all of it is printed against its target (see `cuda_report`). Installs nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import statistics
-import subprocess
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,18 +22,21 @@ from octavo.executors.cuda.batch import Batch, attention_plans, build
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import CudaRecorder, Recorder
+from octavo.executors.cuda.swap import HostPool
 from octavo.executors.loading.rope import Rope
 from octavo.executors.loading.spec import Model, Spec
 from octavo.executors.residents import Span
 from octavo.kernels.cuda.cascade import fitting_cascade, groups
-from octavo.kernels.cuda.device import Device
+from octavo.kernels.cuda.device import Device, DeviceError
 from octavo.kernels.cuda.draws import draws
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS, Heads
 from octavo.kernels.cuda.launch import Kernels, Step
 from octavo.kernels.cuda.plan import Plan, fitting_split, plan
 from octavo.kernels.cuda.pool import PoolLayout
+from tests.bench import cuda_host
+from tests.bench.cuda_report import BENCH, arguments, lines, machine, save
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+PARTS = ("decode", "prefill", "rows", "swap", "sampling", "step", "host")
 Work = Callable[[], object]
 Planner = Callable[[Batch], list[Plan]]
 
@@ -60,33 +59,19 @@ class Sizes(NamedTuple):
     context: int = 4096
     gemm: int = 8192
     repeats: int = 20
+    sequences: int = 256
+    """Whose decode step the host's part is measured for."""
 
 
-TINY = Sizes(128, 128, 4, 2, 64, 2, 300, 2, 2**16, 2**15, 96, 48, 64, 1)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """`value` of what was measured over what it is held against, both per second; or in `unit`. `target` as planned."""
-
-    name: str
-    value: float
-    against: str
-    target: float
-    unit: str = ""
-    most: bool = False
-    """The target is not to be exceeded."""
-
-    @property
-    def met(self) -> bool:
-        return self.value <= self.target if self.most else self.value >= self.target
+TINY = Sizes(128, 128, 4, 2, 64, 2, 300, 2, 2**16, 2**15, 96, 48, 64, 1, 2)
 
 
 class Bench:
     def __init__(self, kernels: Kernels, sizes: Sizes, recorder: Recorder) -> None:
         self.kernels, self.sizes, self._recorder = kernels, sizes, recorder
         self.device = kernels.device
-        self.figures: list[Figure] = []
+        self.found: dict[str, float] = {}
+        """By target."""
 
     def seconds(self, *works: Work) -> list[float]:
         """Medians of interleaved runs, each alone on the device."""
@@ -112,18 +97,27 @@ class Bench:
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000
 
-    def add(self, name: str, value: float, against: str, target: float, **how: Any) -> None:
-        self.figures.append(Figure(name, value, against, target, **how))
+    def short(self, work: Work, times: int = 20) -> float:
+        """Microseconds of what is shorter than its launch by the host: so many are recorded, and replayed as one."""
+        work()
+
+        def many() -> None:
+            for _ in range(times):
+                work()
+
+        replay = self._recorder(many)
+        (took,) = self.seconds(replay)
+        return took / times * 1e6
 
     def copy(self, size: int) -> tuple[Work, int]:
         """A copy that moves `size` bytes, half in and half out."""
         source, target = (torch.empty(size // 2, dtype=torch.uint8, device=self.device) for _ in range(2))
         return lambda: target.copy_(source), size // 2 * 2
 
-    def against_copy(self, name: str, work: Work, size: int, target: float) -> None:
+    def against_copy(self, name: str, work: Work, size: int) -> None:
         copy, copied = self.copy(max(size, 2**16))
         mine, theirs = self.seconds(work, copy)
-        self.add(name, size / mine / (copied / theirs), "copy", target)
+        self.found[name] = size / mine / (copied / theirs)
 
     # ---- attention
 
@@ -162,7 +156,7 @@ class Bench:
 
         return work, q
 
-    def decode(self, name: str, kv: torch.dtype, size: int, target: float) -> None:
+    def decode(self, name: str, kv: torch.dtype, size: int) -> None:
         s = self.sizes
         context = size // (2 * s.kv_heads * s.head_dim * kv.itemsize) // s.batch // 16 * 16
         heads = self.heads(kv, context * s.batch)
@@ -170,13 +164,41 @@ class Bench:
         spans = [Span([0], context - 1, list(range(i * blocks, (i + 1) * blocks))) for i in range(s.batch)]
         work, _ = self.attention(heads, spans, self.plans(heads, self.kernels.rows(heads)))
         bytes_read = heads.layout.blocks * heads.layout.block_bytes
-        self.against_copy(name, work, bytes_read, target)
+        self.against_copy(name, work, bytes_read)
         if kv == torch.bfloat16:
             shape = (s.batch, s.kv_heads, context, s.head_dim)
             keys, values = (torch.randn(shape, device=self.device).bfloat16() for _ in range(2))
             q = torch.randn(s.batch, s.heads, 1, s.head_dim, device=self.device).bfloat16()
             mine, theirs = self.seconds(work, lambda: F.scaled_dot_product_attention(q, keys, values, enable_gqa=True))
-            self.add(f"{name}, against torch's SDPA over contiguous KV", theirs / mine, "SDPA", 1.0)
+            self.found[f"{name}_sdpa"] = theirs / mine
+
+    def decodes(self) -> None:
+        s = self.sizes
+        self.decode("decode_large", torch.bfloat16, s.large)
+        self.decode("decode_small", torch.bfloat16, s.small)
+        self.decode("decode_fp8", torch.float8_e4m3fn, s.large)
+        n = min(1024, s.context)
+        heads = self.heads(torch.bfloat16, n)
+        work, _ = self.attention(heads, [Span([0], n - 1, list(range(n // 16)))], self.plans(heads, (DECODE_ROWS,)))
+        self.found["decode_one"] = self.short(work)
+        self.merge()
+        self.sharing()
+
+    def merge(self) -> None:
+        """Of decodes that are cut into parts of 256 keys."""
+        s, n = self.sizes, self.sizes.context
+        heads, blocks = self.heads(torch.bfloat16, n * s.batch), n // 16
+        spans = [Span([0], n - 1, list(range(i * blocks, (i + 1) * blocks))) for i in range(s.batch)]
+        batch = build(spans, 16)
+        made = plan(batch.queries(), heads.group, DECODE_ROWS, 256 if n > 256 else 16)
+        staged = self.kernels.stage(made, s.kv_heads, s.head_dim)
+        staged.part_out.normal_()
+        staged.part_lse.normal_()
+        out = torch.empty(s.batch, s.heads, s.head_dim, device=self.device, dtype=torch.bfloat16)
+        none = torch.empty(0)
+        step = Step(none, none, torch.arange(s.batch, dtype=torch.int32, device=self.device), none)
+        size = staged.part_out.nbytes + staged.part_lse.nbytes + out.nbytes
+        self.against_copy("attn_merge", lambda: self.kernels._merge(step, staged, out, None), size)
 
     def sharing(self) -> None:
         """Decodes whose contexts are half the same: those keys once for all, against once for each."""
@@ -198,9 +220,14 @@ class Bench:
 
         (together, _), (apart, _) = (self.attention(heads, spans, plans) for plans in (once, each))
         mine, theirs = self.seconds(together, apart)
-        self.add(f"decode, {16 * half} of {s.context} tokens shared, batch {s.batch}", theirs / mine, "no sharing", 1.0)
+        self.found["sharing"] = theirs / mine
 
-    def prefill(self, name: str, rows: tuple[int, ...], target: float) -> None:
+    def prefills(self) -> None:
+        self.prefill("prefill_mma", (DECODE_ROWS, PREFILL_ROWS))
+        if WGMMA_ROWS in (rows := self.kernels.rows(self.heads(torch.bfloat16, 16))):
+            self.prefill("prefill_wgmma", rows)
+
+    def prefill(self, name: str, rows: tuple[int, ...]) -> None:
         s, n = self.sizes, self.sizes.prompt
         heads = self.heads(torch.bfloat16, n)
         work, q = self.attention(heads, [Span([0] * n, 0, list(range(n // 16)))], self.plans(heads, rows))
@@ -214,8 +241,8 @@ class Bench:
             lambda: a @ b,
             lambda: F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True),
         )
-        self.add(f"{name} of {n} tokens, causal", flops / mine / (2 * s.gemm**3 / gemm), "GEMM", target)
-        self.add(f"{name} of {n} tokens, against torch's SDPA", sdpa / mine, "SDPA", 1.0)
+        self.found[name] = flops / mine / (2 * s.gemm**3 / gemm)
+        self.found[f"{name}_sdpa"] = sdpa / mine
 
     # ---- rows
 
@@ -224,20 +251,43 @@ class Bench:
         n = max(64, s.large // 16 // s.hidden)
         x, residual = (torch.randn(n, s.hidden, device=self.device).bfloat16() for _ in range(2))
         weight = torch.ones(s.hidden, device=self.device).bfloat16()
-        self.against_copy("add_rmsnorm", lambda: k.add_rmsnorm(x, residual, weight, 1e-5), 4 * x.nbytes, 0.85)
+        self.against_copy("add_rmsnorm", lambda: k.add_rmsnorm(x, residual, weight, 1e-5), 4 * x.nbytes)
         gate_up = torch.randn(n // 2, 2 * s.inner, device=self.device).bfloat16()
-        self.against_copy("gate_mul", lambda: k.gate_mul(gate_up), gate_up.nbytes * 3 // 2, 0.85)
+        self.against_copy("gate_mul", lambda: k.gate_mul(gate_up), gate_up.nbytes * 3 // 2)
         heads = self.heads(torch.bfloat16, n)
         pool = heads.layout.allocate(self.device)
         qkv = torch.randn(n, (s.heads + 2 * s.kv_heads) * s.head_dim, device=self.device).bfloat16()
         place = torch.arange(n, device=self.device)
         step = Step(place.int() % s.context, place, torch.empty(0), torch.empty(0))
         angles = torch.randn(s.context, s.head_dim, device=self.device)
-        self.against_copy("append_kv", lambda: k.append_kv(heads, step, qkv, pool, angles), 2 * qkv.nbytes, 0.7)
+        self.against_copy("append_kv", lambda: k.append_kv(heads, step, qkv, pool, angles), 2 * qkv.nbytes)
         blocks = heads.layout.blocks // 2
         pairs = [(i, blocks + i) for i in range(blocks)]
         size = 2 * blocks * heads.layout.block_bytes
-        self.against_copy("copy_blocks", lambda: k.copy_blocks([pool], pairs), size, 0.85)
+        self.against_copy("copy_blocks", lambda: k.copy_blocks([pool], pairs), size)
+        few = Step(step.positions[:64].contiguous(), place[:64].contiguous(), torch.empty(0), torch.empty(0))
+        rows = qkv[:64].contiguous()
+        self.found["append_few"] = self.short(lambda: k.append_kv(heads, few, rows, pool, angles))
+        lengths = torch.full((s.batch,), s.context, dtype=torch.int32, device=self.device)
+        firsts = torch.arange(s.batch + 1, dtype=torch.int32, device=self.device)
+        works = max(k.blocks // s.kv_heads, s.batch)
+        room = k.room(works, works, works, DECODE_ROWS, s.kv_heads, s.head_dim)
+        fill = k.blocks
+        self.found["attn_plan"] = self.short(lambda: k.plan(room, lengths, firsts, heads.group, split=0, fill=fill))
+
+    def swap(self) -> None:
+        """Blocks of all layers to host memory, as when they are evicted, against one copy of as many bytes."""
+        s = self.sizes
+        layout = self.heads(torch.bfloat16, 16).layout
+        n = max(2, s.small // (s.layers * layout.block_bytes))
+        layout = self.heads(torch.bfloat16, 16 * n).layout
+        host = HostPool(self.kernels, [layout.allocate(self.device) for _ in range(s.layers)], n)
+        size = n * s.layers * layout.block_bytes
+        source = torch.empty(size, dtype=torch.uint8, device=self.device)
+        target = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        pairs = [(i, n + i) for i in range(n)]
+        mine, theirs = self.seconds(lambda: host.copy(pairs), lambda: target.copy_(source, non_blocking=True))
+        self.found["swap"] = theirs / mine
 
     def sampling(self) -> None:
         s = self.sizes
@@ -246,8 +296,13 @@ class Bench:
         drawn["temperature"], drawn["top_k"], drawn["top_p"] = 1.0, 50, 0.9
         packed = torch.from_numpy(drawn.view(np.uint8).reshape(s.batch, -1)).to(self.device)
         (took,) = self.seconds(lambda: self.kernels.sample(self.kernels.scores(logits, packed), packed))
-        name = f"scores and sample, batch {s.batch}, vocabulary {s.vocabulary}"
-        self.add(name, took * 1000, "", 0.15, unit="ms", most=True)
+        self.found["sample"] = took * 1000
+        self.against_copy("logits", lambda: self.kernels.scores(logits, packed), 3 * logits.nbytes)  # fp64 comes out
+        nodes = 5 * s.batch
+        firsts = torch.arange(0, nodes + 1, 5, dtype=torch.int32, device=self.device)
+        tokens = torch.ones(nodes, dtype=torch.int32, device=self.device)
+        parents = torch.arange(-1, 4, dtype=torch.int32, device=self.device).repeat(s.batch)
+        self.found["spec_verify"] = self.short(lambda: self.kernels.verify(firsts, tokens, parents, tokens))
 
     # ---- a whole step
 
@@ -283,55 +338,43 @@ class Bench:
         forward = Forward(decoder, self._recorder)
         spans = [Span([5], s.context - 1, list(range(i * blocks, (i + 1) * blocks))) for i in range(s.batch)]
         size = sum(weight.nbytes for weight in weights.values()) + sum(pool.nbytes for pool in decoder.pools)
-        name = f"decode step of a model of {spec.layers} layers, batch {s.batch}, context {s.context}, with graphs"
-        self.against_copy(name, lambda: forward.run(spans), size, 0.8)
+        self.against_copy("step", lambda: forward.run(build(spans, 16)), size)
 
-    @torch.inference_mode()
-    def run(self) -> None:
+    def host(self) -> None:
         s = self.sizes
-        self.decode("decode, bf16 KV, large", torch.bfloat16, s.large, 0.90)
-        self.decode("decode, bf16 KV, small", torch.bfloat16, s.small, 0.75)
-        self.decode("decode, fp8 KV, large", torch.float8_e4m3fn, s.large, 0.75)
-        self.sharing()
-        self.prefill("prefill by mma.sync", (DECODE_ROWS, PREFILL_ROWS), 0.45)
-        if WGMMA_ROWS in (rows := self.kernels.rows(self.heads(torch.bfloat16, 16))):
-            self.prefill("prefill by wgmma", rows, 0.70)
-        self.rows()
-        self.sampling()
-        self.engine()
+        self.found["host"] = min(cuda_host.measured(s.sequences, s.context, "drawn"))
+
+    @property
+    def parts(self) -> dict[str, Callable[[], None]]:
+        return {
+            "decode": self.decodes, "prefill": self.prefills, "rows": self.rows, "swap": self.swap,
+            "sampling": self.sampling, "step": self.engine, "host": self.host,
+        }  # fmt: skip
 
 
-def machine() -> dict[str, str]:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    name, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"gpu": name, "driver": driver, "date": today, "torch": str(torch.__version__)}
-
-
-def table(figures: list[Figure]) -> str:
-    lines = ["| what | measured | of | target | met |", "|---|--:|---|--:|---|"]
-    for one in figures:
-        sign = "≤" if one.most else "≥"
-        value, target = f"{one.value:.2f} {one.unit}".strip(), f"{sign} {one.target} {one.unit}".strip()
-        lines.append(f"| {one.name} | {value} | {one.against} | {target} | {'yes' if one.met else 'no'} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+def main() -> int:
+    args = arguments("gpu-bench", __doc__, PARTS)
     device = torch.device("cuda", 0)
-    bench = Bench(Kernels(Device(device), device), Sizes(), CudaRecorder())
-    bench.run()
-    about = machine()
-    print(table(bench.figures))
-    figures = [{**vars(one), "met": one.met} for one in bench.figures]
-    RESULTS.joinpath("cuda_kernels.json").write_text(
-        json.dumps({**about, "figures": figures}, indent=1) + "\n", "utf-8"
-    )
-    words = f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}."
-    text = f"# CUDA kernels on a GPU\n\n{words} Written by `./dev gpu-bench`.\n\n{table(bench.figures)}\n"
-    RESULTS.joinpath("cuda_kernels.md").write_text(text, "utf-8")
+    try:
+        kernels = Kernels(Device(device), device)
+    except DeviceError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return 1
+    bench, about, until = Bench(kernels, Sizes(), CudaRecorder()), machine(), time.monotonic() + 60 * args.minutes
+    print("| what | got | wanted | met |\n|---|--:|---|---|")
+    for part in args.parts or PARTS:
+        if time.monotonic() > until:
+            print(f"octavo: no time for {part} and what follows it; ./dev gpu-bench {part} …", file=sys.stderr)
+            return 1
+        before = dict(bench.found)
+        with torch.inference_mode():
+            bench.parts[part]()
+        torch.cuda.empty_cache()
+        new = {name: value for name, value in bench.found.items() if name not in before}
+        save(args.out, BENCH, about, new)
+        print("\n".join(lines(new)), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,74 +1,120 @@
-"""What a first session on a GPU runs: `./dev gpu-test`, that is `python tests/kernels/gpu.py`.
+"""What a first session on a GPU runs: `./dev gpu-test`, that is `python -m tests.kernels.gpu`.
 
-Primitives first, device against emulator; then the kernels' and the executor's tests on the device; then, where
-compute-sanitizer is installed, the small cases under it. Prints a table and writes tests/results/cuda_tests.json with
-the GPU, its driver and the date.
+Primitives first, device against emulator: when they fail nothing else is run. Then the kernels' and the executor's
+tests on the device; then, where compute-sanitizer is installed, the small cases under it. A run ends after `--minutes`:
+each stage's result is written when it ends, beside those of earlier runs on the same GPU, so the stages can be run one
+by one. Installs nothing: it says what is missing.
 """
 
 from __future__ import annotations
 
-import json
+import importlib.util
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
-import torch
+from octavo.kernels.cuda.nvrtc import NvrtcError, nvrtc
+from tests.bench.cuda_report import RESULTS, STAGES, TESTS, arguments, machine, save
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "tests" / "results" / "cuda_tests.json"
-PRIMITIVES = ("test_device.py",)
-KERNELS = (
-    "test_attention.py",
-    "test_cascade.py",
-    "test_latent.py",
-    "test_plan.py",
-    "test_pool.py",
-    "test_rows.py",
-    "test_verify.py",
-)
-EXECUTOR = ("test_executor.py", "test_engine.py")
+FILES = {
+    "primitives": ("test_device.py",),
+    "kernels": (
+        "test_attention.py", "test_cascade.py", "test_latent.py", "test_plan.py", "test_pool.py", "test_rows.py",
+        "test_verify.py",
+    ),
+    "executor": ("test_executor.py", "test_engine.py"),
+}  # fmt: skip
 SMALL = "test_plan.py or test_pool.py or sinks"
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+ENDED = {0: "well", 1: "with failures", 5: "without tests", 9: "with faults"}
+BY_CLOCK = "by the clock"
+NEEDED = ("torch", "cupy", "pytest", "pytest_timeout", "hypothesis", "msgspec", "zmq", "transformers", "safetensors")
+
+
+def missing() -> list[str]:
+    """What has to be there and is not, in words."""
+    found = [f"the module {name}" for name in NEEDED if not _there(name)]
+    try:
+        nvrtc()
+    except NvrtcError as error:
+        found.append(f"NVRTC ({error})")
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        found.append("g++, for the emulator that the device is compared with")
+    return found
 
 
 def main() -> int:
+    args = arguments("gpu-test", __doc__, tuple(STAGES))
+    if lacking := missing():
+        print(f"octavo: not here: {'; '.join(lacking)}. ./dev setup makes .venv with them", file=sys.stderr)
+        return 2
+    import torch
+
     if not torch.cuda.is_available():
-        print("octavo: torch finds no GPU here, so there is nothing to test on", file=sys.stderr)
+        print(f"octavo: torch {torch.__version__} finds no GPU here, so there is nothing to test on", file=sys.stderr)
         return 1
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    gpu, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
-    date = subprocess.run(["date", "-I"], capture_output=True, text=True, check=True).stdout.strip()
-    stages = [
-        stage("primitives", PRIMITIVES, ["-m", "pytest"]),
-        stage("kernels", KERNELS, ["-m", "pytest", "--kernels-on-gpu"]),
-        stage("executor", EXECUTOR, ["-m", "pytest", "--kernels-on-gpu", "-k", "not processes"]),
-    ]
-    if tool := shutil.which("compute-sanitizer"):
-        for kind in ("memcheck", "racecheck", "synccheck"):
-            under = [tool, "--tool", kind, "--error-exitcode", "9", "--target-processes", "all"]
-            stages.append(stage(kind, KERNELS, ["-m", "pytest", "--kernels-on-gpu", "-k", SMALL], under))
-    print("\n| stage | passed | failed | skipped | exit |\n|---|--:|--:|--:|--:|")
-    for one in stages:
-        print(f"| {one['stage']} | {one['passed']} | {one['failed']} | {one['skipped']} | {one['exit']} |")
-    about = {"gpu": gpu, "driver": driver, "date": date, "torch": str(torch.__version__), "stages": stages}
-    RESULT.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    return int(any(one["exit"] for one in stages))
+    about, until = machine(), time.monotonic() + 60 * args.minutes
+    failed = False
+    for name in args.parts or [name for name in STAGES if name not in SANITIZERS or sanitizer()]:
+        one = stage(name, until - time.monotonic())
+        save(args.out, TESTS, about, {name: one})
+        print(f"{name}: {one['passed']} passed, {one['failed']} failed, {one['skipped']} skipped; ended {one['ended']}")
+        failed |= one["ended"] != ENDED[0]
+        if failed and name == "primitives":
+            print("octavo: the device is not what the emulator models; nothing else is run before that is found")
+            break
+    return int(failed)
 
 
-def stage(name: str, files: tuple[str, ...], words: list[str], under: list[str] | None = None) -> dict[str, object]:
-    report = ROOT / "tests" / "results" / ".junit.xml"
-    paths = [f"tests/kernels/{file}" for file in files]
-    command = [*(under or ()), sys.executable, *words, *paths, "-q", f"--junitxml={report}"]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+def sanitizer() -> str | None:
+    return shutil.which("compute-sanitizer")
+
+
+def command(name: str, report: Path) -> list[str]:
+    under = []
+    words = [] if name == "primitives" else ["--kernels-on-gpu"]
+    if name in SANITIZERS:
+        tool = sanitizer() or "compute-sanitizer"
+        under = [tool, "--tool", name, "--error-exitcode", "9", "--target-processes", "all"]
+        words += ["-k", SMALL]
+    elif name == "executor":
+        words += ["-k", "not processes"]
+    paths = [f"tests/kernels/{file}" for file in FILES.get(name, FILES["kernels"])]
+    return [*under, sys.executable, "-m", "pytest", *words, *paths, "-q", f"--junitxml={report}"]
+
+
+def stage(name: str, seconds: float) -> dict[str, object]:
+    """Run it, for so long at most."""
+    report = RESULTS / ".junit.xml"
+    report.unlink(missing_ok=True)
+    env = {**os.environ, "PYTHONSAFEPATH": "1"}  # else transformers would take our folder kernels/ for a package
+    try:
+        run = subprocess.run(command(name, report), cwd=ROOT, env=env, timeout=max(1.0, seconds), check=False)
+    except subprocess.TimeoutExpired:
+        return {**counted(report), "ended": BY_CLOCK}
+    return {**counted(report), "ended": ENDED.get(run.returncode, f"with exit status {run.returncode}")}
+
+
+def counted(report: Path) -> dict[str, int]:
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     if report.exists():
         for suite in ElementTree.parse(report).iter("testsuite"):
             counts = {key: counts[key] + int(suite.get(key, "0")) for key in counts}
         report.unlink()
     failed = counts["failures"] + counts["errors"]
-    passed = counts["tests"] - failed - counts["skipped"]
-    return {"stage": name, "passed": passed, "failed": failed, "skipped": counts["skipped"], "exit": code}
+    return {"passed": counts["tests"] - failed - counts["skipped"], "failed": failed, "skipped": counts["skipped"]}
+
+
+def _there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
 
 
 if __name__ == "__main__":

@@ -1,15 +1,57 @@
-"""The benchmarks that a GPU is to run do run: in small, on the emulator. What they measure here means nothing."""
+"""What a first session on a GPU runs does run: in small, on the emulator. What is measured here means nothing."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
 from octavo.executors.cuda.emulated import again
-from tests.bench.cuda_kernels import TINY, Bench, table
+from tests.bench.cuda_kernels import PARTS, TINY, Bench
+from tests.bench.cuda_report import BENCH, PAGE, RESULTS, TARGETS, TESTS, load, page, save
 from tests.kernels.conftest import Maker
 
+HERE = {"gpu": "a GPU", "driver": "1.0", "torch": "2.0", "date": "2026-11-30"}
 
-def test_every_figure_is_measured(resident_kernels: Maker) -> None:
+
+def test_every_target_is_measured(resident_kernels: Maker) -> None:
     bench = Bench(resident_kernels(1), TINY, again)
-    bench.run()
-    assert len(bench.figures) == len({figure.name for figure in bench.figures}) == 16
-    assert all(figure.value > 0 for figure in bench.figures)
-    assert table(bench.figures).count("\n") == 17
+    assert tuple(bench.parts) == PARTS
+    with torch.inference_mode():
+        for part in bench.parts.values():
+            part()
+    assert bench.found.keys() == TARGETS.keys()
+    assert all(value > 0 for value in bench.found.values())
+
+
+def test_parts_that_are_run_one_by_one_make_one_page(tmp_path: Path) -> None:
+    save(tmp_path, BENCH, HERE, {"decode_large": 0.93, "sample": 0.2})
+    save(tmp_path, BENCH, HERE, {"prefill_mma": 0.31})
+    save(tmp_path, TESTS, HERE, {"primitives": {"passed": 9, "failed": 0, "skipped": 1, "ended": "well"}})
+    told = (tmp_path / PAGE).read_text("utf-8")
+    assert "| decode, bf16 KV of 1 GiB | 0.93 | ≥ 0.90 of copy | yes |" in told
+    assert "| logits to tokens, top-k and top-p | 0.2 ms | ≤ 0.15 ms | no: `sample.cu`" in told
+    assert "| prefill by mma.sync, causal | 0.31 | ≥ 0.45 of GEMM | no: `attn_prefill.cu`" in told
+    assert told.count("not measured") == len(TARGETS) - 3
+    assert "| 9 | 0 | 1 | well |" in told
+    save(tmp_path, BENCH, HERE | {"gpu": "another"}, {"sample": 0.1})
+    assert load(tmp_path / BENCH)["found"] == {"sample": 0.1}, "figures of two machines are not one result"
+
+
+def test_the_page_is_of_what_was_found() -> None:
+    assert (RESULTS / PAGE).read_text("utf-8") == page(load(RESULTS / TESTS), load(RESULTS / BENCH))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("module", ["tests.kernels.gpu", "tests.bench.cuda_kernels"])
+def test_without_a_gpu_they_say_so_and_write_nothing(module: str, tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    words = [sys.executable, "-m", module, "--out", str(tmp_path)]
+    run = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode in (1, 2)
+    assert "octavo: " in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not list(tmp_path.iterdir())

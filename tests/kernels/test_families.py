@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from octavo.core.models.errors import ModelError
+from octavo.executors.cuda.batch import build
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
@@ -63,9 +64,9 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_ke
         forward = Forward(decoder, again)
         with torch.inference_mode():
             passes = [(0, 33), (33, 50), *((i, i + 1) for i in range(50, len(IDS)))]  # chunks, then recorded decodes
-            made = [(forward.run(spans(first, last, table)), last - first) for first, last in passes[:2]]
+            made = [(forward.run(build(spans(first, last, table), 16)), last - first) for first, last in passes[:2]]
             logits = [forward.logits(one, list(range(n))).clone() for one, n in made]
-            logits += [forward.logits(forward.run(spans(a, b, table)), [0]).clone() for a, b in passes[2:]]
+            logits += [forward.logits(forward.run(build(spans(a, b, table), 16)), [0]).clone() for a, b in passes[2:]]
         error = apart(torch.cat(logits))
         print(f"{name}{', exact' if exact else ''}: off by {error:.1e}, transformers in fp16 by {theirs:.1e}")
         assert error < ROUNDING * theirs
@@ -83,7 +84,7 @@ def test_in_exact_mode_company_and_chunks_change_no_bit(name: str, tmp_path: Pat
         decoder.allocate(8)
         forward = Forward(decoder)
         with torch.inference_mode():
-            made = [forward.run(each) for each in passes]
+            made = [forward.run(build(each, 16)) for each in passes]
             return forward.logits(made[-1], rows)
 
     alone = computed([spans(0, 40, [0, 1, 2])], [39])

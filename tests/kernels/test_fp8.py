@@ -159,8 +159,8 @@ def test_numbers_that_are_not_finite_stay_so(make: Make) -> None:
         attention = executor.forward.decoder._layers[0].attention
         assert isinstance(attention, HeadAttention)
         with torch.inference_mode():
-            assert attention.qkv.bias is not None
-            attention.qkv.bias[-1] = torch.inf
+            assert attention.qkv.linear.bias is not None
+            attention.qkv.linear.bias[-1] = torch.inf
         driver = Driver(executor)
         sick = driver.open([5, 6, 7], sampling=GREEDY)
         driver.step((sick, 3))

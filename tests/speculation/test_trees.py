@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.messages import Sampling
-from octavo.executors import frame
 from octavo.executors.cpu import executor as cpu_executor
 from octavo.executors.cpu import passes
 from octavo.executors.drafting import tree, verification
@@ -80,7 +79,7 @@ def test_faults_in_how_a_tree_is_taken_are_seen(
         for module in (tree, passes):
             monkeypatch.setattr(module, "path", by_rank)
     elif mutant is as_a_chain:
-        monkeypatch.setattr(frame, "span_of", mutant)
+        monkeypatch.setattr(passes, "span_of", mutant)
     elif mutant is by_rank:
         for module in (tree, passes):
             monkeypatch.setattr(module, "path", mutant)
