@@ -32,7 +32,7 @@ from octavo.executors.cuda.forward import Forward
 
 M = TypeVar("M", StepPlan, StepBind)
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cuda_host.md"
-BLOCK, VOCABULARY, STEPS, ROUNDS = 16, 1024, 120, 5
+BLOCK, VOCABULARY, STEPS, ROUNDS = 16, 1024, 120, 3
 CASES = ((1, 1024, "drawn"), (32, 1024, "drawn"), (256, 1024, "drawn"), (256, 4096, "drawn"), (256, 1024, "told"))
 
 
