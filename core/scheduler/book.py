@@ -49,6 +49,8 @@ class Book:
         self._room = room
         self._unmatched: dict[int, Sequence] = {}
         """Waiting sequences whose match is asked for, by seq_id."""
+        self._alone: list[Sequence] = []
+        """Waiting sequences that can no longer fork, and whose match is not asked for yet."""
 
     def ask_match(self, sequence: Sequence) -> None:
         """Its hint is unknown until the KV-manager answers."""
@@ -71,6 +73,14 @@ class Book:
                 continue
             if leader.tokens[hint:end] == sequence.tokens[hint:end]:
                 self._ask(sequence)
+
+    def ask_alone(self) -> None:
+        """Ask for the matches of those whom their parent has left: what it has computed may enter the tree with the
+        plan that releases it."""
+        for sequence in self._alone:
+            if sequence.state is State.WAITING and sequence.hint is None and sequence.seq_id not in self._unmatched:
+                self._ask(sequence)
+        self._alone.clear()
 
     def _ask(self, sequence: Sequence) -> None:
         self._unmatched[sequence.seq_id] = sequence
@@ -167,7 +177,7 @@ class Book:
             if other.fork_of is sequence:
                 other.fork_of = None
                 if other.state is State.WAITING:
-                    self.ask_match(other)
+                    self._alone.append(other)
 
     def drop(self, now_ns: int, request: Request, why: str) -> None:
         """Nobody wants it any more."""

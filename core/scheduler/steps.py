@@ -57,6 +57,7 @@ class Steps:
     def look_again(self) -> None:
         """What was computed just now may be what others wait to compute: those that begin alike are matched anew,
         behind the plan with which it enters the tree."""
+        self._book.ask_alone()
         for leader in self._computed:
             self._book.look_again(leader, self._slots.block_size)
         self._computed.clear()

@@ -36,3 +36,13 @@ def test_who_begins_otherwise_is_not_asked_for_again() -> None:
     replica = Replica(ghost(), policy="off", slots=2, budget=48)
     replica.run([asked(i, [100 + i, *PREFIX], tokens=4) for i in range(REQUESTS)])
     assert len([event for event in replica.events if isinstance(event, RequestMatched)]) == REQUESTS
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_a_prompt_of_several_choices_is_computed_once(depth: int, tokens: int) -> None:
+    """Also where the first choice ends with its first token, before the others could fork from it."""
+    replica = Replica(ghost(), policy="off", slots=12, budget=200, depth=depth)
+    replica.run([asked(0, PREFIX, tokens=tokens, n=4)])
+    computed = sum(event.prefill_tokens for event in replica.events if isinstance(event, StepPlanned))
+    assert computed <= len(PREFIX) + 3 * 4
