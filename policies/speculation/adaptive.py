@@ -39,7 +39,7 @@ class Adaptive:
     first guess of a step is the dearest. That is tried every `probe_steps` steps, if it would pay were half of them
     right; a sequence that has been wrong often takes part less and less (down to every eighth time). So it is off after
     5 steps of wrong guesses where a token costs 10 % of a step, and after 13 where it costs nothing. What such a step
-    takes is not known at first: it is made once to see, after 4 steps and then after longer and longer.
+    takes is not known at first: it is made twice to see, after 4 steps and then after longer and longer.
 
     The more sequences run, the nearer to certain a guess must be, unless a step of more tokens was seen to take little
     longer: with 128 of them not even one that is right four times in five is made unseen.
@@ -87,7 +87,7 @@ class Adaptive:
         if float(((tokens + found * surest * more) / taking).max()) < _GAIN:
             return np.zeros(len(room), dtype=np.int32)
         gains: Floats = self._deep * right[:, None] ** np.ceil(self._numbers * self._deep - _ROUNDING)
-        gains[self._numbers > room[:, None]] = 0.0
+        gains[self._numbers > room[:, None]] = -1.0  # after all others, even where nothing is hoped for
         order = np.argsort(-gains, axis=None, kind="stable")
         rates = (tokens + found * np.cumsum(gains.ravel()[order])[more - 1]) / taking
         best = int(np.argmax(rates))
@@ -178,7 +178,7 @@ class Costs:
 
     def paid(self, tokens: int, more: Ints) -> Floats:
         """What steps of so many more than `tokens` take over what one of `tokens` does."""
-        beyond = np.maximum(1.0, (tokens + more) / _SIZES[-1])
+        beyond = np.maximum(1.0, (tokens + more) / max(tokens, _SIZES[-1]))
         known = self._known[_OF[np.minimum(tokens + more, _SIZES[-1])]]
         paid: Floats = np.exp(known - np.interp(tokens, _SIZES, self._known)) * beyond
         return paid
@@ -188,9 +188,10 @@ class Costs:
         return self.steps - self._at.get(self._size(tokens), 0) < _AGE
 
     def known(self, tokens: int) -> bool:
-        """Whether a step of so many or more was seen not too long ago."""
+        """Whether steps of so many or more were seen, not too long ago and not only one: that may have been slow."""
         least = self._size(tokens)
-        return any(size >= least and self.steps - at < _LONG for size, at in self._at.items())
+        lately = [size for size, at in self._at.items() if size >= least and self.steps - at < _LONG]
+        return sum(self._seen[size] for size in lately) > 1
 
     def interrupted(self) -> None:
         """A step of another kind came between."""
@@ -211,9 +212,11 @@ class Costs:
         self._last[here] = self._now, now
         if not surprises:
             return
-        widest = _WIDEST if self._seen[here] >= _FEW else _WIDE
+        few = self._seen[here] < _FEW
+        widest = _WIDE if few else _WIDEST
         surprise = min(max(sorted(surprises)[len(surprises) // 2], -widest), widest)
-        self._off[here] += surprise * max(_STEP, 1 / (1 + self._seen[here]))
+        # Of few the quickest counts: what is thought too dear is not made again, and so never seen to be cheap.
+        self._off[here] += surprise * (1.0 if few and surprise < 0 else max(_STEP, 1 / (1 + self._seen[here])))
         self._seen[here] += 1
         seen = np.flatnonzero(self._seen)
         self._known = self._first + np.interp(_SIZES, _SIZES[seen], self._off[seen])

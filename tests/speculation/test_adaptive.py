@@ -176,3 +176,43 @@ def test_what_many_guesses_cost_is_looked_at_and_then_they_are_made() -> None:
 def test_where_drafters_find_little_many_are_not_asked() -> None:
     """One guess found among 32 sequences makes the step dearer than it gains."""
     assert np.count_nonzero(of_many(found=1)[10:]) <= 5
+
+
+def test_one_slow_look_does_not_turn_guesses_off() -> None:
+    """Guesses of the first 100 steps are wrong, and the first step that has any takes five times as long as such steps
+    do; then they are right and pay."""
+    policy, given = load_policy("speculation", "adaptive", {}), scene("", 0, MANY)
+    each, lengths = np.ones(MANY, dtype=np.int32), list[int]()
+    judged = right = 0
+    for number in range(1, 301):
+        if number == 100:  # other sequences
+            judged = right = 0
+        running = replace(
+            given.running, decoding=each > 0, output_left=each * 900, judged=each * judged, right=each * right
+        )
+        asked = int(policy.draft_lengths(replace(given.step, step=number), running).sum())
+        cost = 1.05 + 0.15 * asked / MANY if asked else 1.0
+        took_ns = int(3e7 * cost * (5 if asked and not any(lengths) else 1))
+        judged, right = judged + (asked > 0), right + (asked > 0 and number >= 100)
+        policy.observe(took([MANY + asked], [took_ns], decodes=MANY, asked=asked, right=int(number >= 100)))
+        lengths.append(asked)
+    assert np.count_nonzero(lengths[200:]) > 80
+
+
+@pytest.mark.parametrize("most", [2, 64])
+def test_where_nothing_is_hoped_for_nobody_gets_more_than_there_is_room_for(most: int) -> None:
+    policy, given = load_policy("speculation", "adaptive", {"most": most}), scene("", 0, 3)
+    policy.observe(took([66] * 2000, [10**6] * 2000, right=0, decodes=2))  # hope is 0 now
+    policy.observe(took([2, 6, 2, 68] * 20, [10**6, 10**6 // 2] * 40, decodes=2))
+    policy.observe(took([66] * 2000, [10**6 // 2] * 2000, right=0, decodes=2))
+    policy.observe(took([2], [10**6], decodes=2))
+    running = replace(
+        given.running,
+        decoding=np.array([False, True, True]),
+        output_left=np.array([90, 2, 90], dtype=np.int32),
+        judged=np.array([0, 60, 0], dtype=np.int32),
+        right=np.array([0, 60, 0], dtype=np.int32),
+    )
+    lengths = policy.draft_lengths(replace(given.step, step=1), running)
+    assert lengths.any()
+    assert (lengths <= [0, 1, most]).all()
