@@ -125,24 +125,27 @@ class Searcher:
     async def _step(self, prompts: list[Prompt], sampling: Sampling, stream: Stream) -> list[_Step] | None:
         """One more token after each prompt, all at once; None if one failed, and then the answer has failed as it."""
         params = msgspec.structs.replace(self._params, n=1, max_tokens=1, sampling=sampling)
-        steps = []
+        steps: list[_Step] = []
+        streams: list[Stream] = []
         async with AsyncExitStack() as opened:
-            streams = []
-            for number, prompt in enumerate(prompts):
-                request_id = f"{self._request_id}-{self._steps}-{number}"
-                streams.append(await opened.enter_async_context(await self._open(prompt, params, request_id)))
-            for one in streams:
-                prompt_tokens = await one.accepted()
-                if self._steps == 0:
-                    self._accept(stream, prompt_tokens, one.ends)
-                pieces = [piece async for piece in one]
-                last = pieces[-1]
-                if last.finish not in ("stop", "length"):
-                    stream.feed(Row(self._request_id, 0, 0, 0, [], "", last.finish, last.reason))
-                    return None
-                steps.append(_Step(next(piece for piece in pieces if piece.ids), prompt_tokens, one.ends))
-                stream.unseen_tokens += 1
-                self._generated(1)
+            try:
+                for number, prompt in enumerate(prompts):
+                    request_id = f"{self._request_id}-{self._steps}-{number}"
+                    streams.append(await opened.enter_async_context(await self._open(prompt, params, request_id)))
+                for one in streams:
+                    prompt_tokens = await one.accepted()
+                    if self._steps == 0:
+                        self._accept(stream, prompt_tokens, one.ends)
+                    pieces = [piece async for piece in one]
+                    last = pieces[-1]
+                    if last.finish not in ("stop", "length"):
+                        stream.feed(Row(self._request_id, 0, 0, 0, [], "", last.finish, last.reason))
+                        return None
+                    steps.append(_Step(next(piece for piece in pieces if piece.ids), prompt_tokens, one.ends))
+                    stream.unseen_tokens += 1
+                    self._generated(1)
+            finally:  # where the search ends here, the others' tokens may have come all the same
+                stream.unseen_tokens += sum(one.open_tokens for one in streams[len(steps) :])
         self._steps += 1
         return steps
 

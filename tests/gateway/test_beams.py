@@ -341,7 +341,7 @@ async def test_a_client_that_leaves_cancels_the_step(engine: ModelEngine) -> Non
 @pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_search_ends_with_its_key(engine: ModelEngine, tmp_path: Path, stream: bool) -> None:
-    """The key is revoked in the search's second step, which comes to its end; there is no third."""
+    """The key is revoked in the search's second step, whose tokens have come and count; there is no third."""
     key, clock = make(tmp_path / "keys.db", "alice"), Clock()
     generate = engine.generate
 
@@ -360,7 +360,7 @@ async def test_a_search_ends_with_its_key(engine: ModelEngine, tmp_path: Path, s
         row = next(iter(report(tmp_path / "keys.db")))
     assert error(answer, 401)["code"] == "invalid_api_key"
     assert len(engine.seen) == 4
-    assert (row["cancelled"], row["prompt"], row["output"]) == (1, 2, 2)
+    assert (row["cancelled"], row["prompt"], row["output"]) == (1, 2, 4)
 
 
 @pytest.mark.anyio
