@@ -3,7 +3,7 @@
 Primitives first, device against emulator: when they fail nothing else is run. Then the kernels' and the executor's
 tests on the device; then, where compute-sanitizer is installed, the small cases under it. A run ends after `--minutes`:
 each stage's result is written when it ends, beside those of earlier runs on the same GPU, so the stages can be run one
-by one. Installs nothing: it says what is missing.
+by one; what was found of a stage stays when there is no time to begin it. Installs nothing: it says what is missing.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,7 +38,7 @@ BY_CLOCK = "by the clock"
 NEEDED = ("torch", "cupy", "pytest", "pytest_timeout", "hypothesis", "msgspec", "zmq", "transformers", "safetensors")
 
 
-def missing() -> list[str]:
+def missing(parts: Sequence[str] = ()) -> list[str]:
     """What has to be there and is not, in words."""
     found = [f"the module {name}" for name in NEEDED if not _there(name)]
     try:
@@ -45,28 +47,42 @@ def missing() -> list[str]:
         found.append(f"NVRTC ({error})")
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         found.append("g++, for the emulator that the device is compared with")
+    if sanitizer() is None and set(parts) & set(SANITIZERS):
+        found.append("compute-sanitizer, of the CUDA toolkit")
     return found
 
 
 def main() -> int:
     args = arguments("gpu-test", __doc__, tuple(STAGES))
-    if lacking := missing():
-        print(f"octavo: not here: {'; '.join(lacking)}. ./dev setup makes .venv with them", file=sys.stderr)
-        return 2
-    import torch
+    if _there("torch"):
+        import torch
 
-    if not torch.cuda.is_available():
-        print(f"octavo: torch {torch.__version__} finds no GPU here, so there is nothing to test on", file=sys.stderr)
-        return 1
-    about, until = machine(), time.monotonic() + 60 * args.minutes
+        if not torch.cuda.is_available():
+            print(f"octavo: torch {torch.__version__} finds no GPU here, so nothing is tested", file=sys.stderr)
+            return 1
+    if lacking := missing(args.parts):
+        print(
+            f"octavo: not here: {'; '.join(lacking)}. Modules come with a .venv that ./dev setup makes on this machine",
+            file=sys.stderr,
+        )
+        return 2
+    names = args.parts or [name for name in STAGES if name not in SANITIZERS or sanitizer()]
+    return stages(names, time.monotonic() + 60 * args.minutes, args.out, machine())
+
+
+def stages(names: Sequence[str], until: float, out: Path, about: Mapping[str, str]) -> int:
+    """Run them, and write to `out` what each found."""
     failed = False
-    for name in args.parts or [name for name in STAGES if name not in SANITIZERS or sanitizer()]:
-        one = stage(name, until - time.monotonic())
-        save(args.out, TESTS, about, {name: one})
+    for name in names:
+        if (left := until - time.monotonic()) <= 0:
+            print(f"octavo: no time for {name} and what follows it; ./dev gpu-test {name} …", file=sys.stderr)
+            return 1
+        one = stage(name, left)
+        save(out, TESTS, about, {name: one})
         print(f"{name}: {one['passed']} passed, {one['failed']} failed, {one['skipped']} skipped; ended {one['ended']}")
         failed |= one["ended"] != ENDED[0]
         if failed and name == "primitives":
-            print("octavo: the device is not what the emulator models; nothing else is run before that is found")
+            print("octavo: all else rests on the primitives; nothing else is run before they pass", file=sys.stderr)
             break
     return int(failed)
 
@@ -93,11 +109,16 @@ def stage(name: str, seconds: float) -> dict[str, object]:
     report = RESULTS / ".junit.xml"
     report.unlink(missing_ok=True)
     env = {**os.environ, "PYTHONSAFEPATH": "1"}  # else transformers would take our folder kernels/ for a package
+    process = subprocess.Popen(command(name, report), cwd=ROOT, env=env, start_new_session=True)
     try:
-        run = subprocess.run(command(name, report), cwd=ROOT, env=env, timeout=max(1.0, seconds), check=False)
+        code = process.wait(seconds)
     except subprocess.TimeoutExpired:
         return {**counted(report), "ended": BY_CLOCK}
-    return {**counted(report), "ended": ENDED.get(run.returncode, f"with exit status {run.returncode}")}
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # with what compute-sanitizer runs: it would keep the GPU
+            process.wait()
+    return {**counted(report), "ended": ENDED.get(code, f"with exit status {code}")}
 
 
 def counted(report: Path) -> dict[str, int]:
