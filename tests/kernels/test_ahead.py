@@ -10,11 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from octavo.core.messages import Enqueue, Grammar, Sampling
 from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.mirror import Mirror, Reading
 from octavo.executors.cuda.speaker import reads_tokens
+from tests.adapters.made import save_adapter
 from tests.kernels.conftest import Maker
 from tests.kernels.test_engine import EveryThird, cuda
 from tests.kernels.test_executor import prompt, save_small
@@ -120,6 +122,33 @@ def test_answers_are_those_of_the_reference(
         assert watch.overlaps > 5
     else:
         assert watch.overlaps == 0
+
+
+@pytest.mark.parametrize(("seed", "tokens", "depth", "crash_at"), [(7, 1024, 3, -1), (8, 128, 2, 7)])
+def test_adapters_of_a_crowd(
+    resident_kernels: Maker, folder: Path, tmp_path: Path, seed: int, tokens: int, depth: int, crash_at: int
+) -> None:
+    """Beside sequences without, in launched steps between recorded ones; preempted, forked, and after a death."""
+    model = LlamaForCausalLM.from_pretrained(folder)
+    paths = [save_adapter(tmp_path / name, model, seed=i) for i, name in enumerate(("red", "blue"))]
+
+    def told(executor: CudaExecutor) -> list[Enqueue]:
+        adapters = [None, None, *(executor.adapters.load(path.name, str(path)) for path in paths)]
+        luck = random.Random(seed)
+        chosen = [(request, luck.choice(adapters)) for request in crowd(seed)]
+        return [
+            msgspec.structs.replace(request, adapter=adapter, namespace=adapter.digest if adapter else b"")
+            for request, adapter in chosen
+        ]
+
+    one, many = (cuda(resident_kernels, folder, mode="exact", tokens=n) for n in (1024, tokens))
+    want = Replica(one, policy="off", slots=1, depth=1, caching=False)
+    want.run(told(one))
+    got = Replica(many, policy="off", slots=4, budget=15, depth=depth, crash_at=crash_at)
+    assert got.run(told(many)) == want.said
+    assert got.finish == want.finish
+    bare = Replica(cuda(resident_kernels, folder, mode="exact"), policy="off").run(crowd(seed))
+    assert sum(bare[key] != said for key, said in want.said.items()) > 1
 
 
 def test_a_grammar_follows_tokens_that_came_late(resident_kernels: Maker, folder: Path) -> None:
