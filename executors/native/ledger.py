@@ -17,11 +17,11 @@ def weights_bytes(weights: Weights) -> int:
 
 def workspace_bytes(weights: Weights, tokens: int) -> int:
     """Rows between operations, and the widest of them as products want it: in fp32, in int8 with four numbers for each
-    32, or a prompt's in bf16; all where a model has products of all kinds. Experts have a row for each token that goes
-    through them. Adapters, and what a step with some takes beside, are not counted."""
+    32, and a prompt's in bf16: all three where a model has products of all kinds. Experts have a row for each token
+    that goes through them. Adapters, and what a step with some takes beside, are not counted."""
     spec, width = weights.spec, widths(weights.spec)[:WIDE]
     slots = tokens * spec.experts.used + spec.experts.count * LANES if spec.experts else 0
     between = sum(n * (slots if i in (SLOT_INNER, SLOT) else tokens) for i, n in enumerate(width))
     widest = max(*width, *(matrix.cols for matrix in weights.matrices.values()))
     prepared = max(tokens * widest, slots * spec.hidden)
-    return int(4 * between + 5.5 * prepared)
+    return int(4 * between + 7.5 * prepared)

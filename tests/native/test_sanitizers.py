@@ -85,9 +85,9 @@ EXERCISE = """
 import sys, tempfile
 from pathlib import Path
 from octavo.executors.native import library
-from tests.native import net, test_drawing as d, test_families as f, test_kernels as t
+from tests.native import net, test_drawing as d, test_families as f, test_kernels as t, test_prompts as p
 loaded = library.load(Path(sys.argv[1]))
-net.library = t.library = d.library = lambda: loaded
+net.library = t.library = d.library = p.library = lambda: loaded
 for isa in net.levels():
     for name in t.STORED:
         t.test_a_row_has_the_same_bits_in_any_company(isa, name)
@@ -103,6 +103,10 @@ t.test_weights_that_are_not_finite_are_found()
 t.test_a_step_that_makes_no_sense_is_refused({"tables": [99]}, "table")
 for name in ("gemma2", "gemma3", "gpt2", "phi3, rotated in part", "mixtral", "deepseek_v2", "deepseek_v3"):
     f.test_logits_are_those_of_transformers(name, Path(tempfile.mkdtemp()))
+if (tiles := library.Isa.AMX) in net.levels():
+    p.test_a_row_that_is_not_finite_stays_alone(tiles)
+    for name in ("gpt2", "mixtral"):
+        p.test_a_prompt_has_the_same_bits_in_any_chunk_and_company(tiles, Path(tempfile.mkdtemp()), name)
 for options in d.OPTIONS:
     d.test_what_else_is_asked_changes_the_same(options, 0.7)
     d.test_what_else_is_asked_changes_the_same(options, 0.0)
