@@ -31,6 +31,10 @@ class HostTier:
         self._owner: dict[bytes, str] = {}
         self._of: defaultdict[str, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
         """The keys of each tenant that has any, the one that was swapped out first in front."""
+        self._having: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        """The same tenants, by how many keys they have."""
+        self._most = 0
+        """The greatest of these numbers."""
         self._free = list(range(first + total - 1, first - 1, -1))
         self._out: dict[int, int] = {}
         """Copies to be made by the bind in the making: by place, the block that was evicted."""
@@ -44,12 +48,13 @@ class HostTier:
     def keep(self, key: bytes, block: int, tenant: str) -> None:
         """This block of the tenant's is being evicted from the pool."""
         if not self._free:
-            most = max(self._of, key=lambda other: len(self._of[other]) + (other == tenant))
-            self._forget(next(iter(self._of[most])))
+            most = self._having[self._most]
+            self._forget(next(iter(self._of[tenant if tenant in most else next(iter(most))])))
         place = self._free.pop()
         self._places[key] = place
         self._owner[key] = tenant
         self._of[tenant][key] = None
+        self._count(tenant, 1)
         self._out[place] = block
         self.swapped_out += 1
 
@@ -70,10 +75,22 @@ class HostTier:
         """The place that this leaves."""
         place, tenant = self._places.pop(key), self._owner.pop(key)
         del self._of[tenant][key]
-        if not self._of[tenant]:
-            del self._of[tenant]
+        self._count(tenant, -1)
         self._free.append(place)
         return place
+
+    def _count(self, tenant: str, more: int) -> None:
+        """It has one key more, or less: what follows from that, at the same cost for any number of tenants."""
+        now = len(self._of[tenant])
+        self._having[now - more].pop(tenant, None)
+        if now:
+            self._having[now][tenant] = None
+        else:
+            del self._of[tenant]
+        self._most = max(self._most, now)
+        if not self._having[now - more]:
+            del self._having[now - more]
+            self._most -= self._most == now - more
 
     def clear(self) -> int:
         """Keep nothing of what is here; gives how many blocks that were."""
@@ -94,7 +111,12 @@ class HostTier:
         wrong = (
             [] if len(held) == len(set(held)) == self.total else [f"{len(held)} places of {self.total} in host memory"]
         )
-        if sorted(key for keys in self._of.values() for key in keys) != sorted(self._places):
+        counts = {tenant: len(keys) for tenant, keys in self._of.items()}
+        if (
+            sorted(key for keys in self._of.values() for key in keys) != sorted(self._places)
+            or {tenant: n for n, tenants in self._having.items() for tenant in tenants} != counts
+            or self._most != max(counts.values(), default=0)
+        ):
             wrong.append("host memory and its tenants disagree")
         if self._out:
             wrong.append(f"{len(self._out)} blocks wait for a bind's copies")

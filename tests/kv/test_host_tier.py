@@ -152,7 +152,7 @@ def test_what_comes_back_is_what_went(moves: list[tuple[str, int]]) -> None:
         key = b"%d" % block
         match move:
             case "keep" if key not in tier:
-                tier.keep(key, block, "ab"[block % 2])
+                tier.keep(key, block, "abc"[block % 3])
                 numbers[key] = int(memory[block])
             case "take" if key in tier and block not in brought:
                 source = tier.take(key)
