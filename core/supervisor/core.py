@@ -157,7 +157,7 @@ class SupervisorCore:
     def shadow_ended(self, group: str, pid: int, code: int) -> list[Action]:
         """Its process ended, whyever; nothing hangs on it."""
         shadow = self._shadows.ended(group, pid)
-        if shadow is None:
+        if shadow is None or self._stopping:
             return []
         return [*epitaph(shadow, pid, code), *self._tell_actor(asks(group), [SetShadow(group=group)])]
 

@@ -22,6 +22,7 @@ from octavo.core.control import (
     Progress,
     QueueFull,
     Ready,
+    SetShadow,
     SetWeights,
     Shutdown,
     Topology,
@@ -350,6 +351,17 @@ def test_asked_twice_to_stop_it_does_at_once(service: Service) -> None:
     assert stop.code == 0
     assert stops(service.die(Role.KV)) == []
     assert not any(isinstance(a, Spawn) for a in service.die(Role.SCHEDULER))
+
+
+def test_that_a_shadow_ends_is_said_unless_everything_does(service: Service) -> None:
+    shadow = SetShadow(group="batching", name="fair")
+    for stops_first in (False, True):
+        service.do(service.core.heard(CLIENT, shadow, service.now_ns))
+        service.do(service.core.shadow_started(shadow, 7))
+        if stops_first:
+            service.do(service.core.drain(service.now_ns))
+            service.do(service.core.drain(service.now_ns))
+        assert bool(service.do(service.core.shadow_ended("batching", 7, -9))) != stops_first
 
 
 def test_at_the_end_who_listens_is_told_and_who_still_loads_is_killed() -> None:
