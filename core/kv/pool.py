@@ -164,9 +164,9 @@ class BlockPool:
         if not (below := self._below.get(parent)):
             return Miss("new" if parent == NO_BLOCK else "ends")
         last = islice(reversed(below.items()), COMPARED)
-        own = [other for block, other in last if self._tenant[block] == tenant]
-        common = max((_common(tokens, other) for other in own), default=0)
-        if max((_common(read(tokens), read(other)) for other in own), default=0) > common:
+        own = b"".join(other for block, other in last if self._tenant[block] == tenant)
+        common = _common(tokens, own)
+        if _common(read(tokens), read(own)) > common:
             return Miss("generated", common)
         return Miss("differs" if common or parent != NO_BLOCK else "new", common)
 
@@ -380,10 +380,8 @@ class BlockPool:
         return wrong
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """How many int32 ids two blocks have in common before the first that differs."""
-    if one[:4] != other[:4]:
-        return 0
-    a, b = np.frombuffer(one, dtype=np.int32), np.frombuffer(other, dtype=np.int32)
-    same = np.equal(a, b)
-    return len(a) if same.all() else int(same.argmin())
+def _common(block: bytes, others: bytes) -> int:
+    """Most int32 ids that a block has in common with one of others of its length before the first that differs."""
+    ids = np.frombuffer(block, dtype=np.int32)
+    same = np.frombuffer(others, dtype=np.int32).reshape(-1, len(ids)) == ids
+    return int(np.logical_and.accumulate(same, axis=1).sum(axis=1).max(initial=0))
