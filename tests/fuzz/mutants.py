@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant("a recovery forgets what was under way", STEPS, "        self._outstanding.clear()", "        pass"),
     Mutant("a resume does not repeat what was missed", INTAKE, "                rows.add(sequence, have, missing, sequence.logprobs_from(have))", "                pass"),
     Mutant("a resume does not say what has ended", INTAKE, '                rows.end(sequence, sequence.finish, "", now_ns)', "                pass"),
-    Mutant("a forked child waits for a parent that ended", BOOK, "                    self.ask_match(other)", "                    pass"),
+    Mutant("a forked child waits for a parent that ended", BOOK, "                    self._alone.append(other)", "                    pass"),
     Mutant("a preempted sequence is not matched again", STEPS, "            for sequence in planner.room.sent_back:\n                book.ask_match(sequence)", "            pass"),
     Mutant("a finished sequence keeps its slot", BOOK, "            self._room.release(sequence.slot)\n            sequence.slot = -1", "            sequence.slot = -1"),
     Mutant("a fork forgets its parent's adapter", RESIDENTS, "namespace, adapter = parent.namespace, parent.adapter", "namespace, adapter = parent.namespace, None"),
