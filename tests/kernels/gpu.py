@@ -14,13 +14,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
 from octavo.kernels.cuda.nvrtc import NvrtcError, nvrtc
-from tests.bench.cuda_report import RESULTS, STAGES, TESTS, arguments, machine, save
+from tests.bench.cuda_report import STAGES, TESTS, arguments, machine, save
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
@@ -106,19 +109,43 @@ def command(name: str, report: Path) -> list[str]:
 
 def stage(name: str, seconds: float) -> dict[str, object]:
     """Run it, for so long at most."""
-    report = RESULTS / ".junit.xml"
-    report.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "junit.xml")
+        process = subprocess.Popen(
+            command(name, report), cwd=ROOT, env=environment(Path(folder)), start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return {**counted(report), "ended": BY_CLOCK}
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with what compute-sanitizer runs: it would keep the GPU
+                process.wait()
+        return {**counted(report), "ended": ENDED.get(code, f"with exit status {code}")}
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For a stage's tests. Where Octavo is not installed its plugins are found by what `folder` has of it."""
     env = {**os.environ, "PYTHONSAFEPATH": "1"}  # else transformers would take our folder kernels/ for a package
-    process = subprocess.Popen(command(name, report), cwd=ROOT, env=env, start_new_session=True)
     try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return {**counted(report), "ended": BY_CLOCK}
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # with what compute-sanitizer runs: it would keep the GPU
-            process.wait()
-    return {**counted(report), "ended": ENDED.get(code, f"with exit status {code}")}
+        metadata.distribution("octavo")
+    except metadata.PackageNotFoundError:
+        written_down(folder)
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return env
+
+
+def written_down(folder: Path) -> None:
+    """What an installation writes down of Octavo's name and plugins."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    info = folder / f"octavo-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: octavo\nVersion: {project['version']}\n", "utf-8")
+    lines = []
+    for group, plugins in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {where}" for name, where in plugins.items())]
+    (info / "entry_points.txt").write_text("\n".join([*lines, ""]), "utf-8")
 
 
 def counted(report: Path) -> dict[str, int]:
@@ -126,7 +153,6 @@ def counted(report: Path) -> dict[str, int]:
     if report.exists():
         for suite in ElementTree.parse(report).iter("testsuite"):
             counts = {key: counts[key] + int(suite.get(key, "0")) for key in counts}
-        report.unlink()
     failed = counts["failures"] + counts["errors"]
     return {"passed": counts["tests"] - failed - counts["skipped"], "failed": failed, "skipped": counts["skipped"]}
 

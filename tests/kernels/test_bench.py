@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -56,18 +57,32 @@ def test_a_stage_that_there_is_no_time_for_keeps_what_was_found(tmp_path: Path) 
     assert load(tmp_path / TESTS)["found"] == was
 
 
-def test_a_stage_ends_by_the_clock_with_all_that_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_ends_by_the_clock_with_all_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute-sanitizer runs another process. Left behind it would hold the other end of this pipe, and a GPU."""
     ear, mouth = os.pipe()
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *words, **more: popen(*words, **more, pass_fds=(mouth,)))
     monkeypatch.setattr(gpu, "command", lambda *_: ["sh", "-c", "sleep 300 & wait"])
-    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
     assert gpu.stage("memcheck", 0.5) == {"passed": 0, "failed": 0, "skipped": 0, "ended": gpu.BY_CLOCK}
     os.close(mouth)
     assert select.select([ear], [], [], 20)[0], "somebody has the other end"
     assert os.read(ear, 1) == b""
     os.close(ear)
+
+
+def test_plugins_are_found_where_octavo_is_not_installed(tmp_path: Path) -> None:
+    """As on a machine with a GPU and no `.venv`: by a Python that sees no installation."""
+    gpu.written_down(tmp_path)
+    words = (
+        "import importlib.metadata as m; print(m.version('octavo'), *m.distribution('octavo').entry_points, sep='|')"
+    )
+    env = {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    run = subprocess.run([sys.executable, "-S", "-c", words], env=env, capture_output=True, text=True, timeout=60)
+    version, *found = run.stdout.strip().split("|")
+    here = [str(point) for point in metadata.distribution("octavo").entry_points if point.group != "console_scripts"]
+    assert version == metadata.version("octavo")
+    assert sorted(found) == sorted(here)
+    assert len(found) > 20
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

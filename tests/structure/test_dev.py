@@ -56,6 +56,16 @@ def test_an_old_python_is_named_with_its_version(checkout: Path) -> None:
     assert f"'{old}' is Python 3.9.18, Octavo needs 3.11 or newer" in refusal(checkout, PYTHON=str(old))
 
 
+def test_a_python_without_torch_cannot_test_a_gpu(checkout: Path) -> None:
+    """By the last line of what it says itself."""
+    bare = command(checkout, "bare", "printf 'Traceback\\nModuleNotFoundError: no torch\\n' >&2; exit 1")
+    done = dev(checkout, "gpu-test", PYTHON=str(bare))
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"octavo: gpu-test cannot run with {bare} (ModuleNotFoundError: no torch); ./dev setup"
+    )
+
+
 def test_no_ensurepip(checkout: Path) -> None:
     bare = command(checkout, "bare", "case $2 in *print*) echo 3.11.2 ;; *ensurepip*) exit 1 ;; esac")
     assert "apt install python3-venv" in refusal(checkout, PYTHON=str(bare))
