@@ -38,7 +38,10 @@ SMALL = "test_plan.py or test_pool.py or sinks"
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 ENDED = {0: "well", 1: "with failures", 5: "without tests", 9: "with faults"}
 BY_CLOCK = "by the clock"
-NEEDED = ("torch", "cupy", "pytest", "pytest_timeout", "hypothesis", "msgspec", "zmq", "transformers", "safetensors")
+NEEDED = (
+    "torch", "cupy", "pytest", "pytest_timeout", "msgspec", "zmq", "anyio", "structlog", "gguf",
+    "transformers", "tokenizers", "safetensors",
+)  # fmt: skip
 
 
 def missing(parts: Sequence[str] = ()) -> list[str]:
