@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig
-from octavo.core.messages import Sampling
+from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig, SpeculationConfig
+from octavo.core.messages import Enqueue, Sampling
 from octavo.core.models.gguf import GgmlType
-from octavo.core.trace.catalogue import RequestMatched
+from octavo.core.trace.catalogue import RequestAdmitted, RequestMatched, RequestPreempted, RequestRecovered
 from octavo.executors.loading.from_folder import from_folder
 from octavo.executors.native.executor import NativeExecutor
 from octavo.executors.native.library import CMatrix, Floats, Isa
@@ -148,3 +148,46 @@ def test_prompts_that_are_computed_apart_have_a_cache_of_their_own(tiles: Isa, p
     assert apart.prompts_apart
     assert not same.prompts_apart
     assert apart.cache_seed != same.cache_seed
+
+
+def said(replica: Replica, request: Enqueue) -> list[tuple[list[int], list[float]]]:
+    """By choice, its tokens and how likely each of them was: another bit anywhere in its KV is another likelihood."""
+    choices = [(request.handle, choice) for choice in range(request.n)]
+    return [(replica.said[key], [one.logprob for one in replica.logprobs[key] if one is not None]) for key in choices]
+
+
+@pytest.mark.parametrize("drafter", [None, "self"])
+def test_an_answer_has_the_same_bits_whatever_happens_to_it(tiles: Isa, path: Path, drafter: str | None) -> None:
+    """Forked, chunked, preempted and swapped back, lost with the executor, found in the cache, and guessed."""
+    roomy = loaded(path, "apart")
+    assert roomy.facts.prompts_apart
+    tight = NativeExecutor.load(
+        Config(
+            model=ModelConfig(path=str(path)),
+            kv=KvConfig(block_size=4, tokens=120, host_tokens=160),
+            executor=ExecutorConfig(threads=2),
+            speculation=SpeculationConfig(drafter=drafter),
+        )
+    )
+    policy, options = ("off", None) if drafter is None else ("fixed", {"tokens": 3})
+    replica = Replica(tight, policy=policy, options=options, slots=8, budget=13, depth=2, crash_at=40)
+    begin, sampling = [(i * 37 + 5) % 97 for i in range(14)], Sampling(temperature=0.6, seed=1, logprobs=1)
+    before: list[list[int]] = [begin] * 4
+    for turn in range(3):
+        wave = [
+            asked(4 * turn + i, [*ids, i, turn], tokens=20 + i, n=1 + i % 3, sampling=sampling)
+            for i, ids in enumerate(before)
+        ]
+        replica.run(wave)
+        for request in wave:
+            alone = Replica(roomy, policy="off", caching=False, budget=1000)
+            alone.run([request])
+            assert said(replica, request) == said(alone, request), request.handle
+        before = [[*request.ids.tolist(), *replica.said[request.handle, 0]] for request in wave]
+    matches = [event for event in replica.events if isinstance(event, RequestMatched)]
+    assert any(event.how == "fork" for event in replica.events if isinstance(event, RequestAdmitted))
+    assert any(isinstance(event, RequestPreempted) for event in replica.events)
+    assert any(isinstance(event, RequestRecovered) for event in replica.events)
+    assert any(match.swapped for match in matches)
+    assert any(match.miss == "generated" for match in matches)
+    assert bool(replica.accepted) == (drafter is not None)
