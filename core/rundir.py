@@ -144,6 +144,13 @@ def find_run(path: Path | None = None) -> RunInfo | None:
     return next((info for info in candidates if info is not None and info.alive()), None)
 
 
+def none_runs(path: Path | None) -> str:
+    """What is said where `find_run` finds none."""
+    if path is not None:
+        return f"no daemon runs in {path}"
+    return f"no daemon runs in {base()}; if yours has another run_dir, name it with --run"
+
+
 def remove_sockets(path: Path) -> None:
     for entry in path.iterdir():
         if entry.is_socket():

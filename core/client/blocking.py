@@ -20,7 +20,7 @@ from octavo.core.client.client import Client
 from octavo.core.client.daemon import Daemon
 from octavo.core.client.stream import Piece, ServiceUnavailable, Stream
 from octavo.core.messages import Facts, Params, Prompt
-from octavo.core.rundir import find_run
+from octavo.core.rundir import find_run, none_runs
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ def join_or_start(
         if found is not None:
             return BlockingClient(found.path)
         if run is not None:
-            raise FileNotFoundError(f"no daemon runs in {run}")
+            raise FileNotFoundError(none_runs(run))
     if sys.stderr.isatty():
         print("starting …", end="\r", file=sys.stderr, flush=True)
     # Quoted as in `octavo serve`: a model called "1e3" stays text.

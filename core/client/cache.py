@@ -13,7 +13,7 @@ from octavo.core.client.client import PATIENCE_S, Client
 from octavo.core.client.stream import ClientError, RequestRefused
 from octavo.core.control import CacheState
 from octavo.core.messages import Text
-from octavo.core.rundir import RunInfo, find_run
+from octavo.core.rundir import RunInfo, find_run, none_runs
 
 
 def show(run: Path | None, *, json: bool) -> int:
@@ -55,7 +55,7 @@ async def _ids(client: Client, prefix: str) -> list[int]:
 def _connected(run: Path | None, ask: Callable[[Client], Awaitable[None]]) -> int:
     info = find_run(run)
     if info is None:
-        print("octavo: no daemon is running" if run is None else f"octavo: no daemon runs in {run}", file=sys.stderr)
+        print(f"octavo: {none_runs(run)}", file=sys.stderr)
         return 1
     try:
         anyio.run(_ask, info, ask)

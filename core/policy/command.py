@@ -16,7 +16,7 @@ from octavo.core.control import SetPolicy, SetShadow
 from octavo.core.plugins import PluginError, installed
 from octavo.core.policy import findings
 from octavo.core.policy.load import METHODS, find_policy
-from octavo.core.rundir import RunInfo, find_run
+from octavo.core.rundir import RunInfo, find_run, none_runs
 from octavo.core.supervisor.status import tell
 
 
@@ -91,7 +91,7 @@ def _chosen(setting: str, options: Sequence[str]) -> tuple[str, str, dict[str, A
 def _daemon(run: Path | None) -> RunInfo:
     info = find_run(run)
     if info is None:
-        raise PluginError("no daemon is running" if run is None else f"no daemon runs in {run}")
+        raise PluginError(none_runs(run))
     return info
 
 

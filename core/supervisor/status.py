@@ -11,7 +11,7 @@ import zmq
 
 from octavo.core import control, wire
 from octavo.core.control import ActorStatus, AskStatus, SetPolicy, SetShadow, Status
-from octavo.core.rundir import RunInfo, find_run
+from octavo.core.rundir import RunInfo, find_run, none_runs
 from octavo.core.supervisor.child import UNDER_WAY
 
 PATIENCE_MS = 3000
@@ -38,8 +38,7 @@ def command(run: Path | None, as_json: bool) -> int:
     """Print a line (or an object) an actor; 1 if no daemon answers."""
     info = find_run(run)
     if info is None:
-        where = "is running" if run is None else f"runs in {run}"
-        print(f"octavo: no daemon {where}", file=sys.stderr)
+        print(f"octavo: {none_runs(run)}", file=sys.stderr)
         return 1
     status = ask(info)
     if status is None:

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from octavo.core.rundir import RunInfo, find_run
+from octavo.core.rundir import RunInfo, find_run, none_runs
 from octavo.core.supervisor.status import ask
 from octavo.plugins.metrics.live import Figures, Live, Percentiles, Pool
 
@@ -37,7 +37,7 @@ def command(
     """Watch a running daemon until Ctrl-C: processes, sequences, latencies, the KV pool and the policies."""
     info = find_run(run)
     if info is None:
-        print(f"octavo: no daemon {'is running' if run is None else f'runs in {run}'}", file=sys.stderr)
+        print(f"octavo: {none_runs(run)}", file=sys.stderr)
         return 1
     live = Live(info)
     with Screen(_look(live, info), auto_refresh=False, screen=not once) as screen:

@@ -100,3 +100,9 @@ def test_a_process_that_only_waits_to_be_collected_has_ended() -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert rundir.process_birth(process.pid) is None
     process.communicate()
+
+
+def test_where_no_daemon_was_looked_for_is_told(base: Path, tmp_path: Path) -> None:
+    assert str(base) in rundir.none_runs(None)
+    assert "--run" in rundir.none_runs(None)
+    assert str(tmp_path / "mine") in rundir.none_runs(tmp_path / "mine")
