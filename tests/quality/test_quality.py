@@ -50,9 +50,10 @@ FP8_LIMIT = 0.012
 """The same of KV in fp8, for the text that it hurts most."""
 
 
+@pytest.mark.parametrize("prompt", [False, True], ids=["generated", "prompt"])
 @pytest.mark.parametrize("weights", LIMITS)
-def test_fast_mode_stays_near_fp32(weights: str) -> None:
-    for name, found in measured("default", weights, "bf16"):
+def test_fast_mode_stays_near_fp32(weights: str, prompt: bool) -> None:
+    for name, found in measured("default", weights, "bf16", prompt=prompt):
         print(f"{weights} {name}: KL {found.kl:.5f}, top-1 {found.top1:.3f}")
         assert found.kl <= LIMITS[weights], name
         assert found.top1 >= 0.93, name
