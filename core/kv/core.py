@@ -330,7 +330,7 @@ class KvCore:
         self._computed = [computed for computed in self._computed if computed.step > plan.taken]
 
     def _commit(self, binding: _Binding, plan: StepPlan) -> None:
-        at = 0
+        at, tokens = 0, self._known_as(plan.commit_tokens, 0)
         for slot, open_id, kv_len, n in zip(
             plan.commit_slot.tolist(),
             plan.commit_open_id.tolist(),
@@ -339,7 +339,7 @@ class KvCore:
             strict=True,
         ):
             if (residency := self._resident(slot, open_id)) is not None:
-                residency.tokens.extend(self._known_as(plan.commit_tokens[at : at + n], 0).tolist())
+                residency.tokens.extend(tokens[at : at + n].tolist())
                 self._insert(binding, slot, residency, kv_len, plan.now_ns)
             at += n
 

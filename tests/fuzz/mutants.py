@@ -39,7 +39,7 @@ MUTANTS = [
     Mutant("decodes alone need no blocks", KV, "        good &= capacity <= self._held[slots] * self._block_size\n", ""),
     Mutant("an open may cover the whole prompt of another length", KV, "cached = self._lookup(o.namespace, ids, min(o.cached, len(o.ids) - 1))", "cached = self._lookup(o.namespace, ids, len(o.ids) - 1)"),
     Mutant("a prompt finds what was generated", KV, "        ids = self._known_as(o.ids, o.prompt_len)\n", "        ids = o.ids\n"),
-    Mutant("what is generated is a prompt's", KV, "self._known_as(plan.commit_tokens[at : at + n], 0)", "plan.commit_tokens[at : at + n]"),
+    Mutant("what is generated is a prompt's", KV, "self._known_as(plan.commit_tokens, 0)", "plan.commit_tokens"),
     Mutant("a chunk is shared before its result", KV, "computed.step <= plan.taken and", "computed.step <= plan.taken + 1 and"),
     Mutant("a chunk that failed is shared", KV, " and computed.open_id not in plan.failed:", ":"),
     Mutant("a fork shares a prompt whose result is not there", ADMISSION, "<= draft.taken", "< draft.step"),
