@@ -53,6 +53,13 @@ class Holds(Protocol):
         ...
 
 
+def numbered(adapters: Sequence[Adapter | None]) -> tuple[list[Adapter], list[int]]:
+    """Each adapter once, those of one content being one; and by place which it is of these, -1 where there is none."""
+    named = {adapter.digest: adapter for adapter in adapters if adapter is not None}
+    numbers = {digest: number for number, digest in enumerate(named)}
+    return list(named.values()), [-1 if adapter is None else numbers[adapter.digest] for adapter in adapters]
+
+
 class Finds(Protocol):
     def missing(self, adapter: Adapter) -> str | None:
         """Why it cannot be had; None if it is held, if need be read again."""

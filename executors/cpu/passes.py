@@ -52,13 +52,13 @@ class CpuPasses:
     def say(self, made: Pass, asked: Asked, heard: Sequence[int]) -> Outcomes:
         logits = self._forward.logits(made.hidden[[row for j in heard for row in asked.rows_of(j)]])
         finite, values = _finite_rows(logits), logits.numpy()
-        outcomes = dict.fromkeys(range(len(asked.runs)), Outcome())
+        outcomes = [Outcome()] * len(asked.runs)
         at = 0
         for j in heard:
             sound = finite[at : at + len(asked.rows_of(j))]
             outcomes[j] = self._verified(asked.runs[j], asked.drafts[j], values[at : at + _leading(sound)])
             at += len(sound)
-        return Outcomes.of(list(outcomes.values()))
+        return Outcomes.of(outcomes)
 
     def prompt(self, made: Pass, run: Run, rows: range) -> list[TokenLogprob]:
         """Some rows at a time: a row of logits is as long as the vocabulary."""

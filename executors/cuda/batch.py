@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.core.messages import Adapter
+from octavo.executors.adapters import numbered
 from octavo.executors.drafting.contract import Draft
 from octavo.executors.residents import Run, Span, span_of
 from octavo.kernels.cuda.cascade import cascade, fitting_cascade, groups
@@ -75,12 +76,9 @@ def of_runs(runs: list[Run], drafts: list[Draft] | None, block_size: int) -> Bat
 
 
 def _adapted(adapters: list[Adapter | None], firsts: Ints) -> tuple[tuple[Adapter, npt.NDArray[np.int64]], ...]:
-    """Those of one content are one."""
-    named = {adapter.digest: adapter for adapter in adapters if adapter is not None}
-    numbers = {digest: number for number, digest in enumerate(named)}
-    having = [-1 if adapter is None else numbers[adapter.digest] for adapter in adapters]
+    each, having = numbered(adapters)
     by_token = np.repeat(np.array(having), np.diff(firsts))
-    return tuple((adapter, np.flatnonzero(by_token == number)) for number, adapter in enumerate(named.values()))
+    return tuple((adapter, np.flatnonzero(by_token == number)) for number, adapter in enumerate(each))
 
 
 def build(spans: list[Span], block_size: int) -> Batch:

@@ -23,7 +23,7 @@ from octavo.core.grammar import GrammarError, Grammars
 from octavo.core.messages import Facts, StepBind, StepPlan, StepResult, TokenLogprob
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
-from octavo.executors.adapters import Adapters
+from octavo.executors.adapters import Adapters, numbered
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.tree import depth, kept, path
@@ -195,13 +195,11 @@ class NativeExecutor:
 
     def _adapters(self, runs: list[Run], asks: list[Ask]) -> tuple[Int32s | None, list[Packed]]:
         """By token, which of the adapters it has; None where nobody has any."""
-        named = {run.resident.adapter.digest: run.resident.adapter for run in runs if run.resident.adapter is not None}
-        if not named:
+        adapters, having = numbered([run.resident.adapter for run in runs])
+        if not adapters:
             return None, []
-        numbers = {digest: number for number, digest in enumerate(named)}
-        having = [-1 if (one := run.resident.adapter) is None else numbers[one.digest] for run in runs]
         by_token = np.repeat(int32s(having), [ask.stop - ask.start for ask in asks])
-        return int32s(by_token), [self.adapters.of(adapter) for adapter in named.values()]
+        return int32s(by_token), [self.adapters.of(adapter) for adapter in adapters]
 
     def _say(self, heard: list[_Heard]) -> list[Outcome]:
         """All draws in one call, and all log-probabilities in another."""
