@@ -43,6 +43,7 @@ class ControlLink:
         self._daemon = info
         # Two one-way pairs: a send on a socket may swallow the wake-up of one who waits to read from it.
         self.socket, self._heard = _pair(context)
+        self._arrivals = wire.Arrivals(self.socket)
         self._told, self._say = _pair(context)
         self._dealer = context.socket(zmq.DEALER)
         self._dealer.linger = 200
@@ -70,7 +71,7 @@ class ControlLink:
 
     async def wait(self) -> None:
         """Return once something may have come; only after `receive` gave None."""
-        await wire.readable(self.socket)
+        await self._arrivals.wait()
 
     async def messages(self) -> AsyncIterator[ToMember]:
         """Everything the supervisor says, as it comes."""
@@ -87,6 +88,7 @@ class ControlLink:
             self._say.send(control.encode(last))
         self._say.send(b"")
         self._thread.join(timeout=5)
+        self._arrivals.close()
         self.socket.close()
         self._say.close()
 

@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-import anyio
 import msgspec
 import zmq
 
@@ -61,10 +60,28 @@ def _ipc(path: Path) -> str:
     return f"ipc://{text}"
 
 
-async def readable(socket: zmq.Socket[bytes]) -> None:
-    """Return once something may have come. Call it only after a receive found nothing: the descriptor is
-    edge-triggered, and only an empty receive re-arms it."""
-    await anyio.wait_readable(int(socket.fd))
+class Arrivals:
+    """Waits for a socket within one event loop; a poller has no use for it. Its reader stays, since setting one up for
+    every message costs more than the message."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._descriptor = int(socket.fd)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrived = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Return once something may have come. Call it only after a receive found nothing: the descriptor is
+        edge-triggered, and only an empty receive re-arms it."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._descriptor, self._arrived.set)
+        await self._arrived.wait()
+        self._arrived.clear()
+
+    def close(self) -> None:
+        """Before the socket is closed."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._descriptor)
 
 
 class Mailbox:
@@ -76,9 +93,7 @@ class Mailbox:
         self.socket.linger = 0
         self.socket.rcvhwm = high_water
         self.socket.bind(endpoint)
-        self._descriptor = int(self.socket.fd)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._arrived = asyncio.Event()
+        self._arrivals = Arrivals(self.socket)
 
     def receive(self) -> list[bytes] | None:
         """The next message's frames, or None when nothing waits."""
@@ -93,17 +108,11 @@ class Mailbox:
         return frames
 
     async def wait(self) -> None:
-        """Return once something may have come; only after `receive` gave None. Of one event loop: its reader stays,
-        since setting one up for every message costs more than the message."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._descriptor, self._arrived.set)
-        await self._arrived.wait()
-        self._arrived.clear()
+        """Return once something may have come; only after `receive` gave None."""
+        await self._arrivals.wait()
 
     def close(self) -> None:
-        if self._loop is not None:
-            self._loop.remove_reader(self._descriptor)
+        self._arrivals.close()
         self.socket.close()
 
 

@@ -84,7 +84,8 @@ class Supervisor:
         self._router.bind(wire.control_endpoint(run_dir))
         self._processes: dict[Role, Process] = {}
         self._shadows: dict[str, Process] = {}
-        self._turn = anyio.Lock()
+        self._arrivals = wire.Arrivals(self._router)
+        self._turn = anyio.Lock(fast_acquire=True)  # or each heartbeat would wait for the event loop once more
         self._stop: Stop | None = None
         self._stopped = anyio.Event()
         self._hurry = anyio.Event()
@@ -101,6 +102,7 @@ class Supervisor:
             await self._stopped.wait()
             await self._end_children()
             tasks.cancel_scope.cancel()
+        self._arrivals.close()
         self._router.close()
         assert self._stop is not None  # it set the event
         (log().error if self._stop.code else log().info)(f"stopped: {self._stop.why}")
@@ -125,7 +127,7 @@ class Supervisor:
     async def _hear(self) -> None:
         while True:
             await self._hear_all()
-            await wire.readable(self._router)
+            await self._arrivals.wait()
 
     async def _hear_all(self) -> None:
         """Until nothing waits. To be called also after others have sent: a send on the socket may swallow the
