@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from octavo.core.messages import TokenLogprob
@@ -152,15 +152,26 @@ class Frame(Generic[M]):
             stay = [(runs[i], kept(runs[i], drafts[i], outcomes.at(i).tokens)) for i in branched]
             if stay:
                 self._passes.straighten(stay)
-        for i in begun.computed if self._drafting.features else ():
-            if not outcomes.failed(i):
-                mine = [starts[i] + row for row in kept(runs[i], drafts[i], outcomes.at(i).tokens)]
-                took.append(Took(runs[i].resident, runs[i].start, *self._passes.states(made, mine)))
+        if self._drafting.features:
+            done = [i for i in begun.computed if not outcomes.failed(i)]
+            staying = [[starts[i] + row for row in kept(runs[i], drafts[i], outcomes.at(i).tokens)] for i in done]
+            took += self._taken(made, [runs[i] for i in done], staying)
         if poisoned:
             alone = self.end(self.begin([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned)), took)
             for k, i in enumerate(poisoned):
                 outcomes.others[i] = alone.at(k)
         return outcomes
+
+    def _taken(self, made: M, runs: list[Run], rows: list[list[int]]) -> list[Took]:
+        """Of these runs, of each of which some rows stay: brought together at once."""
+        if not runs:
+            return []
+        firsts = [0, *accumulate(len(mine) for mine in rows)]
+        hidden, inner = self._passes.states(made, list(chain.from_iterable(rows)))
+        return [
+            Took(run.resident, run.start, hidden[at:end], None if inner is None else inner[at:end])
+            for run, at, end in zip(runs, firsts, firsts[1:], strict=False)
+        ]
 
     def _sick(self, begun: Begun[M], made: M) -> tuple[dict[int, Outcome], list[int]]:
         """Outcomes of runs whose own numbers are not finite, or that failed meanwhile, and who of them had guesses."""

@@ -33,6 +33,9 @@ class QueryTile(NamedTuple):
     bias: Tensor
     key_tiles: int
 
+    def to(self, device: torch.device) -> QueryTile:
+        return QueryTile(self.queries.to(device), self.bias.to(device), self.key_tiles)
+
 
 class Gather(NamedTuple):
     """The KV of `batch` sequences over `key_tiles` tiles. `rows` index the pool: keys as [Hkv, B, S], then
@@ -42,6 +45,9 @@ class Gather(NamedTuple):
     batch: int
     key_tiles: int
     tiles: list[QueryTile]
+
+    def to(self, device: torch.device) -> Gather:
+        return Gather(self.rows.to(device), self.batch, self.key_tiles, [tile.to(device) for tile in self.tiles])
 
 
 def fold(x: Tensor) -> Tensor:

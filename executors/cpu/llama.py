@@ -51,9 +51,9 @@ def token_bytes(spec: Spec) -> int:
 class KvPool:
     """KV of all layers, one tensor a layer, zeroed lazily by the system: memory is taken when a block is first used."""
 
-    def __init__(self, shape: PoolShape, layers: int) -> None:
+    def __init__(self, shape: PoolShape, layers: int, device: torch.device | None = None) -> None:
         self.shape = shape
-        self.layers = [torch.zeros(shape.rows, shape.head_dim) for _ in range(layers)]
+        self.layers = [torch.zeros(shape.rows, shape.head_dim, device=device) for _ in range(layers)]
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
         """Copy whole blocks, as if all were read before any is written."""
@@ -66,7 +66,7 @@ class KvPool:
         planes = (torch.arange(2 * self.shape.kv_heads) * (self.shape.slots + 1))[:, None]
         read, written = (planes + source).reshape(-1), (planes + target).reshape(-1)
         for layer in self.layers:
-            layer.index_copy_(0, written, layer.index_select(0, read))
+            layer.index_copy_(0, written.to(layer.device), layer.index_select(0, read.to(layer.device)))
 
 
 class Llama:

@@ -139,13 +139,25 @@ class Decoder:
         for pool in self.pools:
             layout.move(pool, source, target)
 
-    def hidden(self, ids: Tensor, step: Step, plans: Mapping[int, list[Staged]]) -> Tensor:
+    def hidden(
+        self,
+        ids: Tensor,
+        step: Step,
+        plans: Mapping[int, list[Staged]],
+        *,
+        layers: int | None = None,
+        taps: dict[int, Tensor] | None = None,
+    ) -> Tensor:
         """Write the KV of the step's tokens and give their last hidden states, [tokens, hidden]. `plans` are by window,
-        for each of `windows`."""
+        for each of `windows`. With `layers` only the first so many are computed, as if they were all. Of the layers
+        that are `taps`, the input goes there."""
+        first = self._layers[:layers]
         residual = self._embedded(ids, step)
-        x = self._normed(residual, self._layers[0].attn_norm)
-        following = [*(layer.attn_norm for layer in self._layers[1:]), self._norm]
-        for layer, pool, norm in zip(self._layers, self.pools, following, strict=True):
+        x = self._normed(residual, first[0].attn_norm)
+        following = [*(layer.attn_norm for layer in first[1:]), self._norm]
+        for i, (layer, pool, norm) in enumerate(zip(first, self.pools[: len(first)], following, strict=True)):
+            if taps and i in taps:
+                taps[i] = residual.clone()  # it goes on from there in place
             mixed = layer.o(layer.attention(x, step, plans[layer.window], pool))
             if self.spec.parallel:
                 x = self._added(mixed + layer.mlp(self._normed(residual, layer.mlp_norm)), residual, norm)
@@ -159,10 +171,13 @@ class Decoder:
         logits, cap = self._head(hidden).float(), self.spec.logit_cap
         return cap * torch.tanh(logits / cap) if cap else logits
 
+    def embedded(self, ids: Tensor) -> Tensor:
+        """[n] to [n, hidden], whatever their positions."""
+        x = self.embed[ids]
+        return x * self.spec.embed_scale if self.spec.embed_scale != 1.0 else x
+
     def _embedded(self, ids: Tensor, step: Step) -> Tensor:
-        x = self.embed[torch.where(ids < 0, self.said[ids.clamp(max=-1)], ids)]
-        if self.spec.embed_scale != 1.0:
-            x = x * self.spec.embed_scale
+        x = self.embedded(torch.where(ids < 0, self.said[ids.clamp(max=-1)], ids))
         return x if self._places is None else x + self._places[step.positions]
 
     def _attend(self, weights: _Weights, i: int, angles: Tensor) -> Attention:

@@ -37,6 +37,7 @@ from octavo.executors.cuda.lora import Packed, packed
 from octavo.executors.cuda.memory import CudaMemory, Memory, pool_blocks
 from octavo.executors.cuda.passes import CudaPasses, Made
 from octavo.executors.cuda.speaker import Speaker
+from octavo.executors.cuda.stacks import Stacks
 from octavo.executors.cuda.swap import HostPool
 from octavo.executors.drafting.contract import Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting
@@ -105,22 +106,35 @@ class CudaExecutor:
                 decoder.allocate(1)
             except ValueError as error:
                 raise ModelError(f"{files.model_id} cannot run on CUDA kernels: {error}") from error
-            worst = partial(worst_step, Forward(decoder), config)
-            blocks = pool_blocks(memory, worst, block_bytes, 0 if config.kv.fit else wanted, size)
-            decoder.allocate(blocks)
         grammars = grammars_of(config, files, spec.vocab_size)
+        how = [mode, *(["KV fp8"] if kv != dtype else []), str(kernels.device)]
         facts = model_facts(
-            msgspec.structs.replace(config, kv=msgspec.structs.replace(config.kv, tokens=blocks * size)),
+            config,
             files.model_id,
             spec,
             token_bytes=block_bytes // size,
             seed=model.digest + f"cuda {dtype} {kv} {mode}".encode(),
             serves=("prompt_logprobs", "restrictions", "adapters", *(() if grammars is None else ("grammar",))),
         )
-        check_memory(msgspec.structs.replace(facts, total_blocks=0), facts.block_bytes)
-        how = [mode, *(["KV fp8"] if kv != dtype else []), str(kernels.device)]
-        facts = msgspec.structs.replace(facts, executor=", ".join(how))
-        return cls(Forward(decoder, recorder), facts, grammars, Drafting.of(Host(config, facts, trees=decoder.trees)))
+        facts = msgspec.structs.replace(facts, executor=", ".join(how), total_blocks=1)
+        forward = Forward(decoder, recorder)
+        with torch.inference_mode():
+            trial = Stacks(forward, facts, kv, recorder)
+            drafting = Drafting.of(host(config, facts, trial))  # takes what it takes beside the pool
+            beside = Forward(decoder)
+            forward.taps = beside.taps = drafting.taps
+            held = trial.own_bytes * facts.host_blocks
+            each = block_bytes + trial.pool_bytes + trial.own_bytes
+            blocks = pool_blocks(
+                memory, partial(worst_step, beside, config), each, 0 if config.kv.fit else wanted, size, held
+            )
+            decoder.allocate(blocks)
+            facts = msgspec.structs.replace(facts, total_blocks=blocks)
+            check_memory(msgspec.structs.replace(facts, total_blocks=0), block_bytes + trial.pool_bytes)
+            del drafting
+            drafting = Drafting.of(host(config, facts, trial.over(facts)))
+        facts = msgspec.structs.replace(facts, block_bytes=each)
+        return cls(forward, facts, grammars, drafting)
 
     def _adapters(self) -> Adapters[Lora, Packed]:
         decoder = self.forward.decoder
@@ -203,6 +217,13 @@ class UnderWay:
     @property
     def there(self) -> bool:
         return self.begun.made is None or self.begun.made.reading.there
+
+
+def host(config: Config, facts: Facts, stacks: Stacks) -> Host:
+    """What a drafter gets."""
+    decoder = stacks.forward.decoder
+    trees, device = decoder.trees, str(decoder.kernels.device)
+    return Host(config, facts, stacks.target, stacks.open, trees=trees, claim=stacks.claim, taps=True, device=device)
 
 
 def _fitting(draft: Draft) -> Draft:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -11,20 +12,11 @@ from torch import Tensor
 from octavo.executors.adapters import Adapters
 from octavo.executors.cuda.batch import Batch, attention_plans
 from octavo.executors.cuda.decoder import Decoder
-from octavo.executors.cuda.graphs import Graphs, Recorder
+from octavo.executors.cuda.graphs import Graphs, Pass, Recorder
 from octavo.executors.cuda.lora import Adapted, Packed
 from octavo.executors.cuda.mirror import mirrored, picked
 from octavo.executors.loading.peft import Lora
 from octavo.kernels.cuda.launch import Step
-
-
-class Pass(NamedTuple):
-    """Last hidden states [tokens, hidden], whether they are finite [tokens], and logits [tokens, vocabulary] where the
-    pass had to compute them all. They are good until the next pass."""
-
-    hidden: Tensor
-    finite: Tensor
-    logits: Tensor | None
 
 
 class Forward:
@@ -35,14 +27,19 @@ class Forward:
         self._fill = 0 if decoder.exact else decoder.kernels.blocks
         self.adapters: Adapters[Lora, Packed] | None = None
         """Set by whoever has some."""
+        self.taps: Sequence[int] = ()
+        """Layers whose inputs a pass over all of them tells; one may be there twice. Set by whoever wants to know."""
         self._graphs = None if recorder is None else Graphs(decoder, recorder, self._fill)
 
-    def run(self, batch: Batch, *, together: bool = True) -> Pass:
-        """Write the KV of the batch's tokens, and what comes of them in the same order. `together` as in
-        `attention_plans`."""
+    def run(self, batch: Batch, *, together: bool = True, layers: int | None = None) -> Pass:
+        """Write the KV of the batch's tokens, and what comes of them in the same order: of the first `layers`, or of
+        all. `together` as in `attention_plans`."""
         decoder, spec = self.decoder, self.decoder.spec
-        if self._graphs is not None and not batch.adapted and (kind := self._graphs.kind(batch)) is not None:
-            return Pass(*self._graphs.run(kind, batch))
+        taps = tuple(self.taps) if layers is None else ()
+        if self._graphs is not None and not batch.adapted:
+            kind = self._graphs.kind(batch, layers or spec.layers, taps)
+            if kind is not None:
+                return self._graphs.run(kind, batch)
         device = decoder.kernels.device
         arrays: dict[str, npt.NDArray[Any]] = {
             "ids": batch.ids,
@@ -74,9 +71,11 @@ class Forward:
         if self.adapters is not None:
             named = enumerate(adapter for adapter, _ in batch.adapted)
             decoder.adapting.now = [Adapted(self.adapters.of(adapter), at[f"rows {i}"]) for i, adapter in named]
-        hidden = decoder.hidden(at["ids"], step, plans)
+        tapped = dict.fromkeys(taps, at["ids"])
+        hidden = decoder.hidden(at["ids"], step, plans, layers=layers, taps=tapped)
         decoder.adapting.now = ()
-        return Pass(hidden, hidden.isfinite().all(dim=-1), None)
+        inner = torch.cat([tapped[layer] for layer in taps], dim=-1) if taps else None
+        return Pass(hidden, hidden.isfinite().all(dim=-1), None, inner)
 
     def logits(self, made: Pass, rows: list[int]) -> Tensor:
         """Of these tokens of the pass, [n, vocabulary], fp32."""

@@ -48,12 +48,27 @@ class CudaRecorder:
         return graph.replay
 
 
+class Pass(NamedTuple):
+    """Last hidden states [tokens, hidden], whether they are finite [tokens], logits [tokens, vocabulary] where the pass
+    had to compute them all, and the inputs of tapped layers side by side [tokens, taps · hidden], if there are some.
+    They are good until the next pass."""
+
+    hidden: Tensor
+    finite: Tensor
+    logits: Tensor | None
+    inner: Tensor | None
+
+
 class Kind(NamedTuple):
     """What a graph has room for."""
 
     sequences: int
     columns: int
     works: int
+    layers: int
+    """That are computed, as if they were all."""
+    taps: tuple[int, ...]
+    """Layers whose inputs are told."""
 
 
 class _Graph:
@@ -85,6 +100,7 @@ class _Graph:
         self.hidden = torch.empty(n, spec.hidden, dtype=decoder.dtype, device=device)
         self.logits = torch.empty(n, spec.vocab_size, dtype=torch.float32, device=device)
         self.finite = torch.empty(n, dtype=torch.bool, device=device)
+        self.inner = torch.empty(n, len(kind.taps) * spec.hidden, dtype=decoder.dtype, device=device)
 
     def work(self) -> None:
         at, decoder = self.mirror.device, self._decoder
@@ -94,7 +110,11 @@ class _Graph:
                 plan, at["lengths"], at["firsts"], decoder.group, split=split, fill=self._fill, window=window
             )
         step = Step(at["positions"], at["slots"], self._order, at["tables"])
-        hidden = decoder.hidden(at["ids"], step, {window: [plan] for window, plan in self._plans.items()})
+        plans = {window: [plan] for window, plan in self._plans.items()}
+        taps = dict.fromkeys(self._kind.taps, self.inner)
+        hidden = decoder.hidden(at["ids"], step, plans, layers=self._kind.layers, taps=taps)
+        if taps:
+            torch.cat([taps[layer] for layer in self._kind.taps], dim=-1, out=self.inner)
         self.hidden.copy_(hidden)
         self.logits.copy_(decoder.logits(hidden))
         self.finite.copy_(hidden.isfinite().all(dim=-1))
@@ -116,7 +136,7 @@ class Graphs:
         self._decoder, self._recorder, self._fill = decoder, recorder, fill
         self._recorded: dict[Kind, tuple[_Graph, Replay]] = {}
 
-    def kind(self, batch: Batch) -> Kind | None:
+    def kind(self, batch: Batch, layers: int, taps: tuple[int, ...] = ()) -> Kind | None:
         """None for a step that is not all decodes, or of too many sequences."""
         n = len(batch.lengths)
         if len(batch.ids) != n or n > LARGEST:
@@ -127,10 +147,10 @@ class Graphs:
             works = max(self._fill // self._decoder.spec.kv_heads, tiles * sequences)
         else:
             works = _power_of_two(tiles * int((-(-batch.lengths // SPLIT)).sum()), sequences)
-        return Kind(sequences, columns, works)
+        return Kind(sequences, columns, works, layers, taps)
 
-    def run(self, kind: Kind, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Last hidden states of the batch's tokens, whether they are finite, and logits; good until the next run."""
+    def run(self, kind: Kind, batch: Batch) -> Pass:
+        """Of the batch's tokens."""
         if (found := self._recorded.get(kind)) is None:
             graph = _Graph(self._decoder, kind, self._fill)
             graph.fill(batch)
@@ -141,7 +161,8 @@ class Graphs:
             graph.fill(batch)
         replay()
         n = len(batch.ids)
-        return graph.hidden[:n], graph.finite[:n], graph.logits[:n]
+        inner = graph.inner[:n] if kind.taps else None
+        return Pass(graph.hidden[:n], graph.finite[:n], graph.logits[:n], inner)
 
 
 def rows_of(decoder: Decoder, fill: int) -> int:

@@ -45,10 +45,13 @@ class CudaMemory:
         return int(torch.cuda.max_memory_allocated(self._device) - before)
 
 
-def pool_blocks(memory: Memory, worst_step: Callable[[], None], block_bytes: int, wanted: int, block_size: int) -> int:
-    """`wanted` blocks, or with 0 as many as there is memory for. Raises `ModelError` when there is too little."""
+def pool_blocks(
+    memory: Memory, worst_step: Callable[[], None], block_bytes: int, wanted: int, block_size: int, held: int = 0
+) -> int:
+    """`wanted` blocks, or with 0 as many as there is memory for beside `held` bytes that will be taken whatever the
+    pool's size. Raises `ModelError` when there is too little."""
     peak = memory.peak_of(worst_step)
-    free = memory.free()
+    free = memory.free() - held
     room = max(0, free - peak - RESERVED) // block_bytes
     if room < max(1, wanted):
         raise ModelError(

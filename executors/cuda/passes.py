@@ -18,7 +18,8 @@ from torch import Tensor
 from octavo.core.messages import TokenLogprob
 from octavo.executors.cuda.batch import of_runs
 from octavo.executors.cuda.decoder import SAID
-from octavo.executors.cuda.forward import Forward, Pass
+from octavo.executors.cuda.forward import Forward
+from octavo.executors.cuda.graphs import Pass
 from octavo.executors.cuda.mirror import Reading, mirrored
 from octavo.executors.cuda.speaker import Saying, Speaker
 from octavo.executors.drafting.contract import Draft
@@ -103,4 +104,6 @@ class CudaPasses:
         decoder.move(at["source"], at["target"])
 
     def states(self, made: Made, rows: list[int]) -> tuple[Tensor, Tensor | None]:
-        return made.passed.hidden[rows], None
+        where = mirrored(made.passed.hidden.device, {"rows": np.array(rows, dtype=np.int64)})["rows"]
+        inner = made.passed.inner
+        return made.passed.hidden[where], None if inner is None else inner[where]

@@ -92,7 +92,7 @@ class Stack(Protocol):
         ...
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Embeddings [len(ids), hidden]."""
+        """Embeddings [len(ids), hidden], fp32."""
         ...
 
     def hidden(self, spans: Sequence[Span], layers: int | None = None) -> Tensor:
@@ -100,7 +100,7 @@ class Stack(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] to [n, vocab], fp32 on the CPU."""
+        """[n, hidden] to [n, vocab], fp32."""
         ...
 
     def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
@@ -113,7 +113,8 @@ class Host:
     """What an executor offers to its drafter: the `target` that is drafted for, and to `open` another model (a path as
     in `model.path`) over the same blocks. None where it does not offer that. `trees` says whether it verifies them,
     `taps` whether it tells what layers are given. Who keeps bytes of its own for each token of the pool says how many
-    to `claim`: it raises `ModelError` without room."""
+    to `claim`: it raises `ModelError` without room. What a drafter computes with of its own goes to `device` (torch's
+    name of it), where the target's tensors are."""
 
     config: Config
     facts: Facts
@@ -122,6 +123,7 @@ class Host:
     trees: bool = False
     claim: Callable[[int], None] | None = None
     taps: bool = False
+    device: str = "cpu"
 
 
 class Drafter:

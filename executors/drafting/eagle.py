@@ -51,7 +51,7 @@ class Eagle(Drafter):
             need_trees(host, "eagle")
         self._target, facts = host.target, host.facts
         hidden, layers = host.target.width, host.target.layers
-        self._head = load_head(Path(options.head), hidden, facts.vocab_size)
+        self._head = load_head(Path(options.head), hidden, facts.vocab_size).to(host.device)
         if self._head.third:
             if not host.taps:
                 raise ModelError(
@@ -66,18 +66,17 @@ class Eagle(Drafter):
         self._vocab_size = facts.vocab_size
         self._rule = host.config.speculation.verification
         self._pool = self._head.pool(facts.places, facts.block_size)
-        self._features = torch.zeros(self._pool.shape.slots, hidden)
+        self._features = torch.zeros(self._pool.shape.slots, hidden, device=host.device)
         """Of each position, at its cell."""
         self._told = Written(facts.places, facts.block_size)
         self._written = Written(facts.places, facts.block_size)
 
     def took(self, took: Sequence[Took]) -> None:
-        for resident, start, hidden, inner in took:
-            told = hidden if inner is None else inner
-            cells = np.arange(start, start + len(told))
-            slots = torch.from_numpy(slots_of(resident.table, cells, self._pool.shape.block_size))
-            self._features[slots] = self._head.feature(told.to("cpu", torch.float32))
-            self._told.wrote(resident, start, resident.tokens[start : start + len(told)])
+        told = torch.cat([hidden if inner is None else inner for _, _, hidden, inner in took])
+        slots = self._slots([(one.resident.table, one.start, one.start + len(one.hidden)) for one in took])
+        self._features[slots] = self._head.feature(told.to(self._features.device, torch.float32))
+        for resident, start, hidden, _ in took:
+            self._told.wrote(resident, start, resident.tokens[start : start + len(hidden)])
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(wants)
@@ -103,7 +102,9 @@ class Eagle(Drafter):
             self._wrote(resident, spans[-1])
         if not spans:
             return drafts
-        features = self._next(spans, torch.cat([self._before(span) for span in spans]))
+        # The target's features of the positions before theirs.
+        before = self._features[self._slots([(span.table, span.start - 1, span.end - 1) for span in spans])]
+        features = self._next(spans, before)
         lasts = np.cumsum([len(span.ids) for span in spans])[at] - 1
         for i, draft in zip(ready, self._grow([wants[i] for i in ready], features[lasts.tolist()]), strict=True):
             drafts[i] = draft
@@ -128,10 +129,11 @@ class Eagle(Drafter):
         else:
             self._written.wrote(resident, span.start, span.ids)
 
-    def _before(self, span: Span) -> Tensor:
-        """The target's features of the positions before a span's."""
-        cells = np.arange(span.start - 1, span.end - 1)
-        return self._features[torch.from_numpy(slots_of(span.table, cells, self._pool.shape.block_size))]
+    def _slots(self, cells: Sequence[tuple[Sequence[int], int, int]]) -> Tensor:
+        """Places of features: of a table's cells [first, end), one after the other."""
+        size = self._pool.shape.block_size
+        slots = [slots_of(table, np.arange(first, end), size) for table, first, end in cells]
+        return torch.from_numpy(np.concatenate(slots)).to(self._features.device)
 
     def _next(self, spans: list[Span], features: Tensor) -> Tensor:
         embeddings = self._target.embed([token for span in spans for token in span.ids])

@@ -62,15 +62,22 @@ class EagleHead:
         self.ids: Tensor | None = None
         """The target's tokens by number of its own ones, if it has some."""
         if "d2t" in tensors:
-            self.ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"].long()
+            self.ids = torch.arange(len(tensors["d2t"]), device=self.device) + tensors["d2t"].long()
 
     @property
     def token_bytes(self) -> int:
         """Of KV and of a feature."""
         return 4 * (2 * self.spec.kv_heads * self.spec.head_dim + self.spec.hidden)
 
+    def to(self, device: str) -> EagleHead:
+        return EagleHead(self.spec, {name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors["fc.weight"].device
+
     def pool(self, blocks: int, block_size: int) -> KvPool:
-        return KvPool(PoolShape(blocks, block_size, self.spec.kv_heads, self.spec.head_dim), 1)
+        return KvPool(PoolShape(blocks, block_size, self.spec.kv_heads, self.spec.head_dim), 1, self.device)
 
     def feature(self, told: Tensor) -> Tensor:
         """From what the target tells, [n, hidden] or three times as wide, to features [n, hidden]."""
@@ -83,11 +90,12 @@ class EagleHead:
             piece._replace(start=piece.start - 1, slots=piece.slots[1:]) for piece in pieces_of(spans, pool.shape)
         ]
         gathers, order = attention(pieces, len(features), _TILES, pool.shape)
-        positions = torch.tensor([p - 1 for span in spans for p in span.positions])
+        gathers, order = [gather.to(self.device) for gather in gathers], order.to(self.device)
+        positions = torch.tensor([p - 1 for span in spans for p in span.positions], device=self.device)
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             new = torch.cat((keys, values), dim=1).transpose(0, 1).reshape(-1, self.spec.head_dim)
-            pool.layers[0].index_copy_(0, writes(spans, pool.shape), new)
+            pool.layers[0].index_copy_(0, writes(spans, pool.shape).to(self.device), new)
             queries = queries * self.spec.head_dim**-0.5
             return paged_attention(queries, pool.layers[0], gathers, order, self.spec.kv_heads)
 
@@ -107,7 +115,8 @@ class EagleHead:
             if "input_layernorm.weight" in self.tensors:
                 side = self._normed(x, "input_layernorm")
         spec = self.spec
-        turns = positions[:, None].float() * torch.from_numpy(frequencies(Rope(spec.theta), spec.head_dim))
+        rate = torch.from_numpy(frequencies(Rope(spec.theta), spec.head_dim)).to(positions.device)
+        turns = positions[:, None].float() * rate
         cos, sin = turns.cos().unsqueeze(1), turns.sin().unsqueeze(1)
         q, k, v = (self._linear(side, f"self_attn.{name}_proj").view(len(x), -1, spec.head_dim) for name in "qkv")
         x = x + self._linear(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), "self_attn.o_proj")

@@ -38,6 +38,9 @@ class Head:
         self.blocks = blocks
         self.out = out
 
+    def to(self, device: str) -> Head:
+        return Head([(weight.to(device), bias.to(device)) for weight, bias in self.blocks], self.out.to(device))
+
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, hidden] to [n, vocab]."""
         for weight, bias in self.blocks:
@@ -60,16 +63,20 @@ class Medusa(Drafter):
         if options.width > 1:
             need_trees(host, "medusa")
         self._width = options.width
-        self._heads = load_heads(Path(options.heads), host.facts.vocab_size)
+        heads = load_heads(Path(options.heads), host.facts.vocab_size)
         if host.target is not None:
-            _check_hidden(self._heads, host.target.width, options.heads)
+            _check_hidden(heads, host.target.width, options.heads)
+        self._heads = [head.to(host.device) for head in heads]
+        self._device = host.device
         self._hidden: WeakKeyDictionary[Resident, tuple[int, Tensor]] = WeakKeyDictionary()
         """The last hidden state, and which position it is of."""
 
     def took(self, took: Sequence[Took]) -> None:
-        for resident, start, hidden, _ in took:
-            if len(hidden):
-                self._hidden[resident] = start + len(hidden) - 1, hidden[-1].to("cpu", torch.float32, copy=True)
+        told = [one for one in took if len(one.hidden)]
+        if told:
+            lasts = torch.stack([one.hidden[-1] for one in told]).to(self._device, torch.float32)
+            for (resident, start, hidden, _), last in zip(told, lasts.unbind(), strict=True):
+                self._hidden[resident] = start + len(hidden) - 1, last
 
     def draft(self, wants: Sequence[Want]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(wants)

@@ -31,18 +31,20 @@ def ranked(
     vocab_size: int,
 ) -> list[Ranked]:
     """For each row of `logits` the best `n` tokens after a resident and some guesses. `ids` are the tokens that the
-    columns stand for, if not all of the vocabulary in order."""
+    columns stand for, if not all of the vocabulary in order. Both may be on a device, from which only what is looked at
+    is brought."""
     tops = logits.log_softmax(-1).topk(min(n, logits.shape[-1]))
-    tokens = tops.indices if ids is None else ids[tops.indices]
+    tokens, values = (tops.indices if ids is None else ids[tops.indices]).tolist(), tops.values.tolist()
+    columns = slice(None) if ids is None else ids.cpu().numpy()
     out: list[Ranked] = []
     for i, (resident, guesses) in enumerate(asked):
         sampling = resident.sampling
         if sampling.temperature == 0 and not shaped(sampling):
-            pairs = zip(tokens[i].tolist(), tops.values[i].tolist(), strict=True)
+            pairs = zip(tokens[i], values[i], strict=True)
             out.append([pair for pair in pairs if math.isfinite(pair[1])])
             continue
         row = np.full(vocab_size, -np.inf, dtype=np.float32)
-        row[slice(None) if ids is None else ids.numpy()] = logits[i].numpy()
+        row[columns] = logits[i].cpu().numpy()
         context = Context(sampling, resident.choice, resident.prompt_len, [*resident.tokens, *guesses])
         out.append(_top(*_scores(row, context, rule), n))
     return out

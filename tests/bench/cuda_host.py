@@ -53,11 +53,11 @@ class NoKernels:
 
 
 def no_decoder() -> Any:
-    spec = SimpleNamespace(kv_heads=8, hidden=64, vocab_size=VOCABULARY, latent=None)
+    spec = SimpleNamespace(layers=1, kv_heads=8, hidden=64, vocab_size=VOCABULARY, latent=None)
     return SimpleNamespace(
         kernels=NoKernels(), spec=spec, dtype=torch.bfloat16, block_size=BLOCK, group=4, windows=[0], rows=(16, 64),
         exact=False, mixed=128, pools=[torch.zeros(1, 16, dtype=torch.uint8)],
-        said=torch.zeros(SAID, dtype=torch.int64), hidden=lambda ids, *_: torch.zeros(len(ids), 64),
+        said=torch.zeros(SAID, dtype=torch.int64), hidden=lambda ids, *_, **__: torch.zeros(len(ids), 64),
         logits=lambda x: torch.zeros(len(x), VOCABULARY),
     )  # fmt: skip
 

@@ -20,8 +20,8 @@ from octavo.executors.cuda import batch, forward
 from octavo.executors.cuda.batch import attention_plans
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
-from octavo.executors.cuda.forward import Forward, Pass
-from octavo.executors.cuda.graphs import Recorder, Replay
+from octavo.executors.cuda.forward import Forward
+from octavo.executors.cuda.graphs import Pass, Recorder, Replay
 from octavo.executors.cuda.memory import RESERVED
 from octavo.kernels.cuda.device import DeviceError
 from octavo.kernels.cuda.plan import Plan
