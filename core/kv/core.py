@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.core.kv.host import HostTier
 from octavo.core.kv.namespaces import Namespaces
-from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key
+from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key, held_key
 from octavo.core.kv.written import read, written
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
@@ -103,6 +103,16 @@ class _Computed(NamedTuple):
     upto: int
 
 
+class _Held(NamedTuple):
+    """A block of a chunk whose residency was released before its step was over: in the tree, so that it can be evicted,
+    but not to be found before the step has gone well."""
+
+    step: int
+    open_id: int
+    block: int
+    key: bytes
+
+
 class KvCore:
     """Owns block ids, reference counts, block tables and the prefix tree of one replica.
 
@@ -138,6 +148,8 @@ class KvCore:
         self._told = -1
         """The available blocks that the scheduler knows of."""
         self._computed: list[_Computed] = []
+        self._held_blocks: list[_Held] = []
+        """Of each residency parents first."""
         self._namespaces = Namespaces()
         """Every tenant has its own; their numbers are for eviction policies."""
 
@@ -248,6 +260,8 @@ class KvCore:
         host = self.pool.host
         swapped_before = 0 if host is None else host.swapped_out
         now_ns = self.pool.now_ns = plan.now_ns
+        if self._held_blocks:
+            self._confirm(plan)
         if self._computed:
             self._share_computed(binding, plan)
         if len(plan.commit_slot):
@@ -327,7 +341,47 @@ class KvCore:
             residency = self._resident(computed.slot, computed.open_id)
             if residency is not None and computed.step <= plan.taken and computed.open_id not in plan.failed:
                 self._insert(binding, computed.slot, residency, computed.upto, plan.now_ns)
-        self._computed = [computed for computed in self._computed if computed.step > plan.taken]
+        self._computed = [c for c in self._computed if c.step > plan.taken and c.open_id not in plan.failed]
+
+    def _confirm(self, plan: StepPlan) -> None:
+        """Of a residency all that is behind a block which cannot be confirmed goes with it."""
+        lost, left, withdrawn = set(plan.failed), list[_Held](), list[_Held]()
+        for held in self._held_blocks:
+            if held.open_id not in lost and held.step > plan.taken:
+                left.append(held)
+            elif held.open_id in lost or not self.pool.confirm(held.block, held.open_id, held.key):
+                lost.add(held.open_id)
+                withdrawn.append(held)
+        self._withdraw(withdrawn)
+        self._held_blocks = left
+
+    def _withdraw(self, held: list[_Held]) -> None:
+        self.pool.withdraw((h.block, h.open_id, h.key) for h in reversed(held))
+
+    def _hold(self, residency: Residency) -> None:
+        """What chunks under way compute for a residency that is released is not lost: it may come back soon."""
+        if residency.cut or not self._caching:
+            return
+        size, table, tokens = self._block_size, residency.table, residency.tokens
+        key, tenant = (
+            residency.keys[-1] if residency.keys else residency.namespace,
+            self._namespaces[residency.namespace],
+        )
+        at = len(residency.keys)
+        for computed in self._computed:
+            if computed.open_id != residency.open_id:
+                continue
+            for i in range(at, min(computed.upto, len(tokens)) // size):
+                ids = tokens[i * size : (i + 1) * size].tobytes()
+                key = chain_key(key, ids)
+                if self.pool.shared(table[i]) or self.pool.find(key) is not None:
+                    return
+                self.pool.insert(
+                    table[i], held_key(key, residency.open_id), table[i - 1] if i else NO_BLOCK, ids, tenant
+                )
+                self.pool.touch(table[i], self.pool.now_ns, keep_ns=residency.keep_ns)
+                self._held_blocks.append(_Held(computed.step, residency.open_id, table[i], key))
+            at = max(at, computed.upto // size)
 
     def _commit(self, binding: _Binding, plan: StepPlan) -> None:
         at, tokens = 0, self._known_as(plan.commit_tokens, 0)
@@ -369,16 +423,19 @@ class KvCore:
         residency = self._resident(slot, open_id)
         if residency is None:
             return
+        self._hold(residency)
         for block in residency.table:
             self.pool.release(block)
         self._residencies[slot] = None
         self._open_ids[slot] = -1
 
     def _release_all(self) -> None:
+        self._computed = []
+        self._withdraw(self._held_blocks)
+        self._held_blocks = []
         for slot, residency in enumerate(self._residencies):
             if residency is not None:
                 self._release(slot, residency.open_id)
-        self._computed = []
 
     def _lookup(self, namespace: bytes, ids: Col, limit: int) -> list[tuple[bytes, int]]:
         """(key, block) of the longest cached prefix of whole blocks within the first `limit` tokens; SWAPPED for those

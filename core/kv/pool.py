@@ -8,6 +8,8 @@ a prefix is found by walking keys. Everything about a node lives in columns inde
       └───────────────────┴─────────────────────────────────────────────────────────┘ (swapped out, if there is
                                                                                          a host tier: see `host`)
 
+What a residency leaves behind whose step is not over is cached under a *held* key: it can be evicted, nobody finds it.
+
 Knows nothing of slots, requests or priority; times and tenants pass through it to the eviction policy.
 """
 
@@ -35,6 +37,9 @@ REMEMBERED = 4
 """Evicted keys that are remembered, as a multiple of the pool."""
 
 
+KEY_BYTES = 16
+"""Of a key that can be found."""
+
 COMPARED = 256
 """Cached blocks that a missed one is compared with, to find the first token that differs."""
 
@@ -54,7 +59,12 @@ class OutOfBlocks(Exception):
 
 def chain_key(parent: bytes, block_tokens: bytes) -> bytes:
     """Key of a block: sha256 over its parent's key (the namespace, for the first block) and its int32 ids."""
-    return sha256(parent + block_tokens).digest()[:16]
+    return sha256(parent + block_tokens).digest()[:KEY_BYTES]
+
+
+def held_key(key: bytes, open_id: int) -> bytes:
+    """In place of `key` until the step that computes the block for this residency has gone well: not to be found."""
+    return key + open_id.to_bytes(8, "little")
 
 
 class BlockPool:
@@ -177,11 +187,7 @@ class BlockPool:
         canonical = self._by_key.get(key)
         if canonical is not None:
             return canonical
-        self._by_key[key] = block
-        self._gone.pop(key, None)
-        if self.host is not None:
-            self.host.discard(key)
-        self._key[block] = key
+        self._name(block, key)
         self._parent[block] = parent
         self._hits[block] = self._keep_ns[block] = 0
         self._tenant[block] = tenant
@@ -194,6 +200,26 @@ class BlockPool:
             self._children[parent] += 1
             self._depth[block] = self._depth[parent] + 1
         return block
+
+    def confirm(self, block: int, open_id: int, key: bytes) -> bool:
+        """Let a block that is in the tree under its held key be found. False if another block stands for this prefix,
+        or it has been evicted meanwhile."""
+        held = held_key(key, open_id)
+        if self._by_key.get(held) != block or key in self._by_key:
+            return False
+        del self._by_key[held]
+        self._name(block, key)
+        return True
+
+    def _name(self, block: int, key: bytes) -> None:
+        self._by_key[key], self._key[block] = block, key
+        self._gone.pop(key, None)
+        if self.host is not None:
+            self.host.discard(key)
+
+    def withdraw(self, held: Iterable[tuple[int, int, bytes]]) -> None:
+        """Take blocks that will not be confirmed (block, open_id, key) out of the tree, children first."""
+        self._take_out([b for b, open_id, key in held if self._by_key.get(held_key(key, open_id)) == b])
 
     def touch(self, block: int, now_ns: int, *, hit: bool = False, keep_ns: int = 0) -> None:
         """Note a use of a cached block, for eviction policies. It is to be kept for `keep_ns` from now on."""
@@ -217,7 +243,7 @@ class BlockPool:
         heapq.heapify(heap)
         for left in range(need, 0, -1):
             *_, block = heapq.heappop(heap)
-            if self.host is not None and (key := self._key[block]) is not None:
+            if self.host is not None and (key := self._key[block]) is not None and len(key) == KEY_BYTES:
                 self.host.keep(key, block, self._owner(block))
             parent = self._forget(block)
             if parent != NO_BLOCK and self._unreferenced[parent] and self._children[parent] == 0:
@@ -315,7 +341,7 @@ class BlockPool:
     def _forget(self, block: int) -> int:
         """Evict an unreferenced leaf; gives its parent."""
         key = self._key[block]
-        if key is not None:
+        if key is not None and len(key) == KEY_BYTES:
             self._gone[key] = self.now_ns
             if len(self._gone) > REMEMBERED * self.total:
                 del self._gone[next(iter(self._gone))]

@@ -30,6 +30,7 @@ MUST_HAPPEN = (
     "crash between result and delivery",
     "frame fenced",
     "a run failed",
+    "a run failed whose residency was released",
     "a failure lost with the scheduler",
     "opened where a run had failed",
     "flush of what is in use",

@@ -66,6 +66,8 @@ TURNS = 20
 """Longest prompt of a conversation that goes on."""
 FAILS = 0.03
 """Share of an executor's runs that fail, where some do."""
+FAILS_RELEASED = 0.3
+"""The same of those whose residency is released before they are over."""
 ADAPTERS = (None, None, Adapter("a", "", b"a" * 16), Adapter("alias of a", "", b"a" * 16), Adapter("b", "", b"b" * 16))
 """What a request is computed with: what one leaves in the prefix tree may serve those of equal content, no others."""
 POLICIES = {group: installed(f"octavo.{group}") for group in METHODS if group != "speculation"}
@@ -289,9 +291,11 @@ class World:
 
     def _fails(self, run: Run) -> bool:
         """Drawn beside everything else, so that nothing else changes with it."""
-        if not self.setup.failures or self.luck.random() >= FAILS:
+        released = int(self.scheduler._slots.open_id[run.slot]) != run.resident.open_id
+        if not self.setup.failures or self.luck.random() >= (FAILS_RELEASED if released else FAILS):
             return False
         self.seen["a run failed"] += 1
+        self.seen["a run failed whose residency was released"] += released
         end = run.end // self.setup.block_size * self.setup.block_size
         if end:
             self.failed_prefixes.append((run.resident.namespace, run.resident.tokens[:end]))

@@ -309,6 +309,68 @@ def test_what_has_failed_never_enters_the_tree(released: bool) -> None:
     assert kv.core.pool.cached == 1
 
 
+def released_while_computed(kv: Kv, ids: list[int] = PROMPT) -> None:
+    """Two chunks of open_id 1, the second one under way, then gone."""
+    opening = Open(0, 1, col(ids), len(ids), 0, 0, Sampling(), b"n")
+    kv.plan([(0, 1, Kind.CHUNK, 0, 4)], opens=[opening])
+    kv.plan([(0, 1, Kind.CHUNK, 4, len(ids) - 4)], taken=0)
+    kv.plan(taken=1, release_slot=col([0]), release_open_id=col([1]))
+
+
+def test_what_was_under_way_at_a_release_is_found_once_its_step_has_gone_well() -> None:
+    kv = Kv()
+    released_while_computed(kv)
+    assert kv.match([*PROMPT, 1]) == 4
+    assert kv.core.pool.available == kv.core.pool.total, "the scheduler may count on it at once"
+    kv.plan(taken=2)
+    assert kv.match([*PROMPT, 1]) == 8
+    assert kv.core.pool.cached == 2
+
+
+def test_what_was_under_way_at_a_release_and_failed_is_never_found() -> None:
+    kv = Kv()
+    released_while_computed(kv)
+    kv.plan(taken=2, failed=[1])
+    assert kv.match([*PROMPT, 1]) == 4
+    assert kv.core.pool.cached == 1
+    assert kv.core.pool.free == kv.core.pool.total - 1
+
+
+def test_all_that_is_behind_a_block_that_somebody_else_computed_first_is_given_up() -> None:
+    kv = Kv()
+    ids = [*PROMPT, *range(90, 96)]  # four blocks
+    opens = [Open(slot, slot, col(ids), len(ids), 0, 0, Sampling(), b"n") for slot in (1, 2)]
+    kv.plan([(1, 1, Kind.CHUNK, 0, 4)], opens=opens)
+    kv.plan([(2, 2, Kind.CHUNK, 0, 8)], taken=0)
+    kv.plan([(2, 2, Kind.CHUNK, 8, 8)], taken=0, release_slot=col([2]), release_open_id=col([2]))
+    assert kv.core.pool.cached == 2
+    kv.plan(taken=1)
+    assert (kv.match([*ids, 1]), kv.core.pool.cached) == (4, 3)
+    kv.plan(taken=2)
+    assert (kv.match([*ids, 1]), kv.core.pool.cached) == (4, 1)
+    kv.plan(taken=3)
+    kv.release(1, 1)
+    assert kv.core.pool.free == kv.core.pool.total - 1
+
+
+def test_a_scheduler_that_dies_leaves_nothing_of_what_was_released_under_way() -> None:
+    kv = Kv()
+    released_while_computed(kv)
+    kv.core.apply(0, PeerDown(Role.SCHEDULER))
+    kv.core.apply(0, PeerUp(Role.SCHEDULER, 2))
+    assert kv.core.pool.cached == 1
+    assert not kv.core.pool.audit(kv.core.tables())
+
+
+def test_a_block_that_waits_for_its_step_can_be_evicted_and_is_then_lost() -> None:
+    kv = Kv(blocks=4)
+    released_while_computed(kv)
+    kv.prefill(1, 2, list(range(50, 66)))  # all of the pool
+    kv.plan(taken=2)
+    assert kv.match([*PROMPT, 1]) == 0
+    assert not kv.core.pool.audit(kv.core.tables())
+
+
 def test_a_scheduler_that_dies_with_the_news_of_a_step_leaves_nothing_of_it_in_the_tree() -> None:
     kv = Kv()
     kv.prefill(0, 1)
