@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from octavo.core.messages import TokenLogprob
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Took
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.drafting.tree import kept
 from octavo.executors.outcome import Outcome, Outcomes, Settlement
-from octavo.executors.residents import Run, of_prompt
+from octavo.executors.residents import Run, Runs, of_prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,9 +38,9 @@ class Asked(NamedTuple):
     """Those of a pass who sample, a column each: the rows of the pass from `rows[j]` on are of the last token of
     `runs[j]` and of each guess of `drafts[j]`."""
 
-    runs: list[Run]
+    runs: Runs
     drafts: list[Draft]
-    rows: list[int]
+    rows: Sequence[int]
     guessed: bool
     """Whether there is a guess at all."""
 
@@ -46,12 +48,12 @@ class Asked(NamedTuple):
         return range(self.rows[j], self.rows[j] + len(self.drafts[j].tokens) + 1)
 
     @property
-    def all_rows(self) -> list[int]:
+    def all_rows(self) -> Sequence[int]:
         return [row for j in range(len(self.runs)) for row in self.rows_of(j)] if self.guessed else self.rows
 
 
 class Passes(Protocol[M]):
-    def begin(self, runs: list[Run], drafts: list[Draft], asked: Asked) -> M:
+    def begin(self, runs: Runs, drafts: list[Draft], asked: Asked) -> M:
         """Write the KV of the runs' tokens and of the guesses after them, and compute what comes of them: a row each,
         in their order."""
         ...
@@ -84,11 +86,11 @@ class Begun(Generic[M]):
     `starts` their first rows; `asking` those that sample, who are `asked`; `prompts` those whose prompts' tokens are
     asked for."""
 
-    runs: list[Run]
+    runs: Runs
     drafts: list[Draft]
     refused: dict[int, Outcome]
     computed: Sequence[int]
-    starts: list[int]
+    starts: Sequence[int]
     asking: Sequence[int]
     asked: Asked
     prompts: list[int]
@@ -111,21 +113,27 @@ class Frame(Generic[M]):
     def __init__(self, passes: Passes[M], settlement: Settlement, drafting: Drafting) -> None:
         self._passes, self._settlement, self._drafting = passes, settlement, drafting
 
-    def begin(self, runs: list[Run], drafts: list[Draft]) -> Begun[M]:
+    def begin(self, runs: Runs, drafts: list[Draft]) -> Begun[M]:
         everyone: Sequence[int] = range(len(runs))
         if refused := self._settlement.refused(runs):
             everyone = [i for i in everyone if i not in refused]
-        sound, guesses = _picked(runs, everyone), _picked(drafts, everyone)
+        sound, guesses = runs.picked(everyone), _picked(drafts, everyone)
         guessed = self._drafting.guesses and any(draft.tokens for draft in guesses)
-        own = [run.end - run.start for run in sound]
-        lengths = [n + len(draft.tokens) for n, draft in zip(own, guesses, strict=True)] if guessed else own
-        starts = [0, *accumulate(lengths)][:-1]
-        asking, last = everyone, [start + n - 1 for start, n in zip(starts, own, strict=True)]
-        if sum(run.samples for run in sound) < len(sound):
-            which = [k for k, run in enumerate(sound) if run.samples]
+        asking: Sequence[int] = everyone
+        starts: Sequence[int] = range(len(sound))
+        last = starts
+        prompts: list[int] = []
+        if not (single := sound.single):
+            prompts = [i for i in everyone if runs.residents[i].sampling.prompt_logprobs >= 0 and of_prompt(runs[i])]
+        if guessed or not single:
+            own = (sound.end - sound.start).tolist()
+            lengths = [n + len(draft.tokens) for n, draft in zip(own, guesses, strict=True)] if guessed else own
+            starts = [0, *accumulate(lengths)][:-1]
+            last = [start + n - 1 for start, n in zip(starts, own, strict=True)]
+        if not sound.samples.all():
+            which = np.flatnonzero(sound.samples).tolist()
             asking, last = [everyone[k] for k in which], [last[k] for k in which]
-        asked = Asked(_picked(runs, asking), _picked(drafts, asking), last, guessed)
-        prompts = [i for i in everyone if runs[i].resident.sampling.prompt_logprobs >= 0 and of_prompt(runs[i])]
+        asked = Asked(runs.picked(asking), _picked(drafts, asking), last, guessed)
         made = self._passes.begin(sound, guesses, asked) if sound else None
         return Begun(runs, drafts, refused, everyone, starts, asking, asked, prompts, made)
 
@@ -157,7 +165,7 @@ class Frame(Generic[M]):
             staying = [[starts[i] + row for row in kept(runs[i], drafts[i], outcomes.at(i).tokens)] for i in done]
             took += self._taken(made, [runs[i] for i in done], staying)
         if poisoned:
-            alone = self.end(self.begin([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned)), took)
+            alone = self.end(self.begin(runs.picked(poisoned), [NO_DRAFT] * len(poisoned)), took)
             for k, i in enumerate(poisoned):
                 outcomes.others[i] = alone.at(k)
         return outcomes

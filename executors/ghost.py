@@ -124,7 +124,7 @@ class GhostExecutor:
 
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
-        runs = self.residents.apply(plan, bind)
+        runs = list(self.residents.apply(plan, bind))
         self.memory[bind.copy_dst] = self.memory[bind.copy_src]
         produced = [self._execute(run) for run in runs]
         return StepResult(

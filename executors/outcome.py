@@ -8,7 +8,8 @@ takes them, with numbers in place of tokens that the host does not know yet. Kno
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from octavo.core.messages import EMPTY, ChunkLogprobs, Col, Failed, StepResult, TokenLogprob, col
 from octavo.executors.adapters import Finds
-from octavo.executors.residents import Resident, Run
+from octavo.executors.residents import Resident, Run, Runs
 
 
 class Outcome(NamedTuple):
@@ -66,6 +67,7 @@ class _Crowd(NamedTuple):
     residents: list[Resident]
     slot: Col
     open_id: Col
+    ones: Col
 
 
 class Settlement:
@@ -76,10 +78,10 @@ class Settlement:
         self._adapters = adapters
         self._failed: WeakKeyDictionary[Resident, str] = WeakKeyDictionary()
         """Why a residency can no longer be computed. Not by open_id: each generation of the scheduler counts anew."""
-        self._crowd = _Crowd([], EMPTY, EMPTY)
+        self._crowd = _Crowd([], EMPTY, EMPTY, EMPTY)
 
     def clear(self) -> None:
-        self._crowd = _Crowd([], EMPTY, EMPTY)
+        self._crowd = _Crowd([], EMPTY, EMPTY, EMPTY)
         self._failed.clear()
 
     @property
@@ -91,40 +93,64 @@ class Settlement:
         """Why its residency has failed, if it has."""
         return self._failed.get(run.resident)
 
-    def refused(self, runs: Sequence[Run]) -> dict[int, Outcome]:
+    def refused(self, runs: Runs) -> dict[int, Outcome]:
         """Of those that cannot be computed at all, by index. A residency is looked at once: what it says is sound."""
-        for resident in [run.resident for run in runs if not run.resident.vetted]:
+        residents = runs.residents
+        for resident in [resident for resident in residents if not resident.vetted]:
             resident.vetted = True
             if (why := self._unfit(resident)) is not None:
                 self._failed[resident] = why
         if not self._failed:
             return {}
-        whys = (self._failed.get(run.resident) for run in runs)
+        whys = (self._failed.get(resident) for resident in residents)
         return {i: Outcome(why) for i, why in enumerate(whys) if why is not None}
 
-    def expect(self, runs: Sequence[Run], unknown: Sequence[int]) -> None:
+    def expect(self, runs: Runs, unknown: Sequence[int]) -> None:
         """Bring the residents to where the plan's author takes them to be, before the outcomes are known: each run that
         samples says one token, for which the next of the `unknown` stands until then."""
-        numbers = iter(unknown)
-        for _, resident, _, end, samples, _, _ in runs:
+        residents, ends = runs.residents, runs.end.tolist()
+        if not runs.samples.all():
+            for resident, end in zip(residents, ends, strict=True):
+                resident.kv_len = end
+            asking = runs.samples.tolist()
+            residents, ends = list(compress(residents, asking)), list(compress(ends, asking))
+        for resident, end, number in zip(residents, ends, unknown, strict=True):
             resident.kv_len = end
-            if samples:
-                resident.tokens.append(next(numbers))
-                resident.unknown += 1
+            resident.tokens.append(number)
+            resident.unknown += 1
 
-    def result(self, step: int, started_ns: int, runs: Sequence[Run], outcomes: Outcomes) -> StepResult:
+    def result(self, step: int, started_ns: int, runs: Runs, outcomes: Outcomes) -> StepResult:
         """Bring the residents up to date, and tell the scheduler."""
         others, crowd = outcomes.others, self._known(runs)
-        ends = [run.end for run in runs]
-        for i, (resident, end, token) in enumerate(zip(crowd.residents, ends, outcomes.tokens, strict=True)):
-            if others and i in others:
-                self._settle(runs[i], others[i])
-            elif resident.unknown:
+        ends = runs.end.tolist()
+        rows: Iterable[tuple[Resident, int, int]] = zip(crowd.residents, ends, outcomes.tokens, strict=True)
+        if others:
+            for i, outcome in others.items():
+                self._settle(runs[i], outcome)
+            rows = (row for i, row in enumerate(rows) if i not in others)
+        for resident, end, token in rows:
+            if resident.unknown:
                 resident.unknown -= 1
                 resident.tokens[end] = token
             else:
                 resident.tokens.append(token)
                 resident.kv_len = end
+        if not others:
+            return StepResult(
+                step=step,
+                slot=crowd.slot,
+                open_id=crowd.open_id,
+                n_new=crowd.ones,
+                tokens=col(outcomes.tokens),
+                kv_len=runs.end,
+                started_ns=started_ns,
+                finished_ns=time.monotonic_ns(),
+                failed=[],
+                logprobs=None,
+                prompts=[],
+                drafted=EMPTY,
+                depth=EMPTY,
+            )
         n_new, done = np.ones(len(runs), np.int32), np.ones(len(runs), np.bool_)
         drafted, depth = np.zeros((2, len(runs)), np.int32)
         for i, outcome in others.items():
@@ -136,8 +162,8 @@ class Settlement:
             slot=crowd.slot[done],
             open_id=crowd.open_id[done],
             n_new=n_new[done],
-            tokens=col(outcomes.said() if others else outcomes.tokens),
-            kv_len=(col(ends) + np.maximum(n_new - 1, 0))[done],
+            tokens=col(outcomes.said()),
+            kv_len=(runs.end + np.maximum(n_new - 1, 0))[done],
             started_ns=started_ns,
             finished_ns=time.monotonic_ns(),
             failed=[
@@ -155,12 +181,12 @@ class Settlement:
             depth=depth[done] if (depth != drafted).any() else EMPTY,
         )
 
-    def _known(self, runs: Sequence[Run]) -> _Crowd:
+    def _known(self, runs: Runs) -> _Crowd:
         """Most steps are of those of the step before."""
-        residents = [run.resident for run in runs]
+        residents = runs.residents
         if residents != self._crowd.residents:
             open_ids = col([resident.open_id for resident in residents])
-            self._crowd = _Crowd(residents, col([run.slot for run in runs]), open_ids)
+            self._crowd = _Crowd(residents, runs.slot, open_ids, np.ones(len(residents), np.int32))
         return self._crowd
 
     def _unfit(self, resident: Resident) -> str | None:

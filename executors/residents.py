@@ -7,18 +7,16 @@ sampling: it turns (StepPlan, StepBind) into *runs*, and is told what was sample
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import gt
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.core.messages import Adapter, Col, Kind, Sampling, StepBind, StepPlan
+from octavo.core.messages import Adapter, Col, Kind, Sampling, StepBind, StepPlan, col
 
-_DECODE = int(Kind.DECODE)
 _CHUNK = int(Kind.CHUNK)  # an enum's member takes longer to find than all else that a row needs
 
 
@@ -57,6 +55,71 @@ class Run(NamedTuple):
     samples: bool
     drafts: int
     capacity: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs(Sequence[Run]):
+    """The runs of a step, a column each: of hundreds a `Run` is made only of those who are looked at alone. `tables`
+    are block tables by slot [slots, columns], zeros where there is no block; they are good until the next step."""
+
+    slot: Col
+    residents: list[Resident]
+    start: Col
+    end: Col
+    samples: npt.NDArray[np.bool_]
+    drafts: Col
+    capacity: Col
+    tables: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, runs: Iterable[Run], tables: npt.NDArray[np.int32]) -> Runs:
+        slot, residents, start, end, samples, drafts, capacity = list(zip(*runs, strict=True)) or [()] * 7
+        return cls(
+            col(slot), list(residents), col(start), col(end), np.array(samples, np.bool_), col(drafts), col(capacity),
+            tables,
+        )  # fmt: skip
+
+    @property
+    def single(self) -> bool:
+        """Whether each is one token, and samples after it."""
+        return bool((self.end - self.start == 1).all() and self.samples.all())
+
+    def picked(self, which: Sequence[int]) -> Runs:
+        """These of them; itself where that is all in their order."""
+        if len(which) == len(self):
+            return self
+        at = np.array(which, dtype=np.int64)
+        return Runs(
+            self.slot[at],
+            [self.residents[i] for i in which],
+            self.start[at],
+            self.end[at],
+            self.samples[at],
+            self.drafts[at],
+            self.capacity[at],
+            self.tables,
+        )
+
+    def __len__(self) -> int:
+        return len(self.residents)
+
+    @overload
+    def __getitem__(self, i: int) -> Run: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[Run]: ...
+
+    def __getitem__(self, i: int | slice) -> Run | list[Run]:
+        if isinstance(i, slice):
+            return list(self)[i]
+        slot, start, end = int(self.slot[i]), int(self.start[i]), int(self.end[i])
+        samples, drafts, capacity = bool(self.samples[i]), int(self.drafts[i]), int(self.capacity[i])
+        return Run(slot, self.residents[i], start, end, samples, drafts, capacity)
+
+    def __iter__(self) -> Iterator[Run]:
+        rest = (self.start, self.end, self.samples, self.drafts, self.capacity)
+        columns = (self.slot.tolist(), self.residents, *(column.tolist() for column in rest))
+        return map(Run._make, zip(*columns, strict=True))
 
 
 def slots_of(table: Sequence[int], cells: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.int64]:
@@ -129,49 +192,53 @@ class Residents:
     def __init__(self) -> None:
         self.slots: dict[int, Resident] = {}
         self._fence = (-1, -1)
+        self._tables = np.zeros((0, 0), dtype=np.int32)
+        """Those of the residents once more, by slot: for steps of many."""
+        self._crowd: tuple[Col, list[Resident]] | None = None
+        """The slots that decoded last and who is in them, while nobody comes or goes."""
 
     def clear(self) -> None:
         self.slots.clear()
+        self._crowd = None
 
     def adapters(self) -> set[bytes]:
         """Digests of those that are in use."""
         return {resident.adapter.digest for resident in self.slots.values() if resident.adapter is not None}
 
-    def apply(self, plan: StepPlan, bind: StepBind) -> list[Run]:
+    def apply(self, plan: StepPlan, bind: StepBind) -> Runs:
         """Take a bound step and give its runs, in the order of the plan's items.
 
         The executor performs the bind's copies before it writes anything for the runs."""
         fence = (plan.scheduler_gen, bind.kv_gen)
         if fence != self._fence:  # a successor of either knows nothing of what was resident
-            self.slots.clear()
+            self.clear()
             self._fence = fence
         for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
             if (resident := self.slots.get(slot)) is not None and resident.open_id == open_id:
                 del self.slots[slot]
+                self._crowd = None
         self._open(plan, bind)
         self._apply_deltas(bind.delta_slot, bind.delta_index, bind.delta_block)
         kinds, skipped = plan.kind.tolist(), set(bind.skipped.tolist())
-        if _CHUNK not in kinds and not skipped:
-            return self._decodes(plan.step, plan.slot.tolist(), plan.start_or_cap.tolist(), plan.n.tolist())
+        plain = _CHUNK not in kinds and not skipped
+        if plain and (runs := self._decodes(plan.slot, plan.start_or_cap, plan.n)) is not None:
+            return runs
         items = zip(plan.slot.tolist(), kinds, plan.start_or_cap.tolist(), plan.n.tolist(), strict=True)
-        runs = (self._run(plan.step, *item) for i, item in enumerate(items) if i not in skipped)
-        return [run for run in runs if run is not None]
+        each = (self._run(plan.step, *item) for i, item in enumerate(items) if i not in skipped)
+        return Runs.of([run for run in each if run is not None], self._tables)
 
-    def _decodes(self, step: int, slots: list[int], caps: list[int], ns: list[int]) -> list[Run]:
-        """The runs of a step of nothing else, column by column: there may be hundreds, in every step."""
-        residents = [self.slots[slot] for slot in slots]
-        known = [len(resident.tokens) for resident in residents]
-        starts = [n - 1 for n in known]
-        plain = [resident.kv_len for resident in residents] == starts and not any(map(gt, known, caps))
-        if not plain:  # the one that is not gets its own words
-            items = zip(slots, caps, ns, strict=True)
-            runs = (self._run(step, slot, _DECODE, cap, n) for slot, cap, n in items)
-            return [run for run in runs if run is not None]
-        drafts = [0] * len(slots)
-        if max(ns, default=1) > 1:
-            drafts = [min(n - 1, cap - length) for n, cap, length in zip(ns, caps, known, strict=True)]
-        everyone = [True] * len(slots)
-        return list(map(Run._make, zip(slots, residents, starts, known, everyone, drafts, caps, strict=True)))
+    def _decodes(self, slot: Col, capacity: Col, n: Col) -> Runs | None:
+        """The runs of a step of nothing else, column by column: there may be hundreds, in every step. None if one is
+        not as it should be, or has no room: it gets its own words."""
+        if self._crowd is None or not np.array_equal(self._crowd[0], slot):
+            self._crowd = slot, [self.slots[each] for each in slot.tolist()]
+        residents = self._crowd[1]
+        known, written = col([len(r.tokens) for r in residents]), col([r.kv_len for r in residents])
+        start = known - 1
+        if not (np.array_equal(written, start) and (known <= capacity).all()):
+            return None
+        drafts = np.minimum(n - 1, capacity - known)
+        return Runs(slot, residents, start, known, np.ones(len(slot), np.bool_), drafts, capacity, self._tables)
 
     def _open(self, plan: StepPlan, bind: StepBind) -> None:
         opens = {o.open_id: o for o in plan.opens}
@@ -185,6 +252,9 @@ class Residents:
             strict=True,
         ):
             table = array("i", bind.opened_blocks[at : at + n].tolist())
+            self._room(slot, n)
+            self._tables[slot, :n], self._tables[slot, n:] = bind.opened_blocks[at : at + n], 0
+            self._crowd = None
             at += n
             if (o := opens.get(open_id)) is not None:
                 tokens, prompt_len, choice, sampling = o.ids.tolist(), o.prompt_len, o.choice, o.sampling
@@ -207,7 +277,18 @@ class Residents:
                 adapter=adapter,
             )
 
+    def _room(self, slot: int, columns: int) -> None:
+        """For tables of so many blocks in slots up to this one."""
+        rows, width = self._tables.shape
+        if slot >= rows or columns > width:
+            bigger = np.zeros((max(rows, 2 * slot + 1), max(width, 2 * columns)), dtype=np.int32)
+            bigger[:rows, :width] = self._tables
+            self._tables = bigger
+
     def _apply_deltas(self, slots: Col, indices: Col, blocks: Col) -> None:
+        if len(slots):
+            self._room(int(slots.max()), int(indices.max()) + 1)
+            self._tables[slots, indices] = blocks
         for slot, index, block in zip(slots.tolist(), indices.tolist(), blocks.tolist(), strict=True):
             table = self.slots[slot].table
             if index == len(table):

@@ -22,7 +22,7 @@ from octavo.executors.drafting.verification import verify
 from octavo.executors.frame import Asked, not_finite
 from octavo.executors.grammars import Matchers
 from octavo.executors.outcome import Outcome, Outcomes
-from octavo.executors.residents import Run, slots_of, span_of
+from octavo.executors.residents import Run, Runs, slots_of, span_of
 from octavo.executors.sampling import Context, logprob
 
 PROMPT_ROWS = 32
@@ -41,7 +41,7 @@ class CpuPasses:
         self._forward, self._pool = forward, pool
         self._matchers, self._drafting = matchers, drafting
 
-    def begin(self, runs: list[Run], drafts: list[Draft], asked: Asked) -> Pass:
+    def begin(self, runs: Runs, drafts: list[Draft], asked: Asked) -> Pass:
         spans = [span_of(run, draft.tokens, draft.parents) for run, draft in zip(runs, drafts, strict=True)]
         taps = dict.fromkeys(self._drafting.taps, _NOTHING)
         return Pass(self._forward.hidden(self._forward.layout(spans, self._pool.shape), self._pool, taps=taps), taps)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from octavo.core.messages import Adapter
 from octavo.executors.adapters import numbered
 from octavo.executors.drafting.contract import Draft
-from octavo.executors.residents import Run, Span, span_of
+from octavo.executors.residents import Runs, Span, span_of
 from octavo.kernels.cuda.cascade import cascade, fitting_cascade, groups
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
 from octavo.kernels.cuda.plan import TILE, Plan, Query, fitting_split, plan
@@ -58,20 +58,19 @@ class Batch:
         ]
 
 
-def of_runs(runs: list[Run], drafts: list[Draft] | None, block_size: int) -> Batch:
+def of_runs(runs: Runs, drafts: list[Draft] | None, block_size: int) -> Batch:
     """Of the runs' tokens and the guesses after them, if there are any. An id below 0 is one that the device knows."""
-    residents = [run.resident for run in runs]
     if drafts is not None:
         spans = [span_of(run, draft.tokens, draft.parents) for run, draft in zip(runs, drafts, strict=True)]
         made = build(spans, block_size)
     else:
-        starts, counts = [run.start for run in runs], [run.end - run.start for run in runs]
-        if sum(counts) == len(runs):
-            ids = [resident.tokens[start] for resident, start in zip(residents, starts, strict=True)]
+        if runs.single:
+            ids = [resident.tokens[-1] for resident in runs.residents]
         else:
             ids = [token for run in runs for token in run.resident.tokens[run.start : run.end]]
-        made = _batch(ids, starts, counts, [resident.table for resident in residents], block_size)
-    adapters = [resident.adapter for resident in residents]
+        tables = runs.tables[:, : -(-int(runs.end.max()) // block_size)].take(runs.slot, axis=0)
+        made = _batch(ids, runs.start, runs.end - runs.start, tables, block_size)
+    adapters = [resident.adapter for resident in runs.residents]
     return made if adapters.count(None) == len(adapters) else replace(made, adapted=_adapted(adapters, made.firsts))
 
 
@@ -84,7 +83,8 @@ def _adapted(adapters: list[Adapter | None], firsts: Ints) -> tuple[tuple[Adapte
 def build(spans: list[Span], block_size: int) -> Batch:
     """`spans` is not empty, nor is one of them."""
     ids, counts = [token for span in spans for token in span.ids], [len(span.ids) for span in spans]
-    made = _batch(ids, [span.start for span in spans], counts, [span.table for span in spans], block_size)
+    starts, rows = np.array([span.start for span in spans], dtype=np.int32), _rows([span.table for span in spans])
+    made = _batch(ids, starts, np.array(counts, dtype=np.int32), rows, block_size)
     if all(span.paths is None for span in spans):
         return made
     positions = np.array([position for span in spans for position in span.positions], dtype=np.int32)
@@ -92,9 +92,7 @@ def build(spans: list[Span], block_size: int) -> Batch:
     return replace(made, positions=positions, tree_mask=mask, tree_start=start)
 
 
-def _batch(ids: list[int], starts: list[int], counts: list[int], tables: list[Sequence[int]], block_size: int) -> Batch:
-    n = np.array(counts, dtype=np.int32)
-    first_cells = np.array(starts, dtype=np.int32)
+def _batch(ids: list[int], first_cells: Ints, n: Ints, rows: Ints, block_size: int) -> Batch:
     firsts = np.zeros(len(n) + 1, dtype=np.int32)
     np.cumsum(n, out=firsts[1:])
     if len(ids) == len(n):
@@ -102,7 +100,6 @@ def _batch(ids: list[int], starts: list[int], counts: list[int], tables: list[Se
     else:
         cells = np.arange(firsts[-1], dtype=np.int32) - np.repeat(firsts[:-1] - first_cells, n)
         row = np.repeat(np.arange(len(n)), n)
-    rows = _rows(tables)
     slots = rows[row, cells // block_size].astype(np.int64) * block_size + cells % block_size
     return Batch(np.array(ids, dtype=np.int64), cells, slots, rows, first_cells + n, firsts, block_size)
 

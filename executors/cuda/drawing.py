@@ -20,10 +20,11 @@ from octavo.kernels.cuda.draws import IN_PROMPT, Draws, draws
 
 
 class Rows(NamedTuple):
-    """A row of each of `residents`. `guesses` are taken to follow its tokens, `masks` are what its grammar lets come
-    next, by row for whom it concerns."""
+    """A row of each of `residents`, of what comes at `positions`. `guesses` are taken to follow its tokens, `masks` are
+    what its grammar lets come next, by row for whom it concerns."""
 
     residents: list[Resident]
+    positions: Ints
     guesses: dict[int, tuple[int, ...]]
     masks: dict[int, Mask]
 
@@ -54,15 +55,12 @@ class Drawer:
 
     def drawing(self, rows: Rows) -> Drawing:
         residents = rows.residents
-        positions = [len(resident.tokens) for resident in residents]
-        for i, guesses in rows.guesses.items():
-            positions[i] += len(guesses)
         if self._known is not None and self._known[0] == residents and not rows.masks:
             made = self._known[1]
-            made["position"] = positions
+            made["position"] = rows.positions
             return Drawing(made, *self._nothing)
         made = _asked(residents)
-        made["position"] = positions
+        made["position"] = rows.positions
         counts: list[Ints] = []
         allowed: list[Ints] = []
         bias: list[tuple[int, float]] = []

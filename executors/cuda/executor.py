@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Self
 
 import msgspec
+import numpy as np
 import torch
 
 from octavo.core.config.schema import Config
@@ -249,5 +250,5 @@ def worst_step(forward: Forward, config: Config) -> None:
     for _ in range(2):
         made = forward.run(build(spans, decoder.block_size), together=False)
         logits = forward.logits(made, list(range(chunk - 1, chunk + rows)))
-        speaker.draw(Rows([Resident(0, [0], 1, 0, sampling)] * (rows + 1), {}, {}), logits)
+        speaker.draw(Rows([Resident(0, [0], 1, 0, sampling)] * (rows + 1), np.ones(rows + 1, np.int32), {}, {}), logits)
         under_way.append((made, logits, logits.clone()))

@@ -77,7 +77,7 @@ class Forward:
         inner = torch.cat([tapped[layer] for layer in taps], dim=-1) if taps else None
         return Pass(hidden, hidden.isfinite().all(dim=-1), None, inner)
 
-    def logits(self, made: Pass, rows: list[int]) -> Tensor:
+    def logits(self, made: Pass, rows: Sequence[int]) -> Tensor:
         """Of these tokens of the pass, [n, vocabulary], fp32."""
         if made.logits is None:
             return self.decoder.logits(picked(made.hidden, rows))

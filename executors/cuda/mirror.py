@@ -7,7 +7,7 @@ host may not write what it was made of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,9 +113,9 @@ class Mirrors:
         return self._mirror.device
 
 
-def picked(rows: Tensor, wanted: list[int]) -> Tensor:
+def picked(rows: Tensor, wanted: Sequence[int]) -> Tensor:
     """These rows of it; itself where that is all of them in their order."""
-    if wanted == list(range(len(rows))):
+    if wanted == range(len(rows)) or wanted == list(range(len(rows))):
         return rows
     if not wanted:
         return rows[:0]

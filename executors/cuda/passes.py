@@ -25,7 +25,7 @@ from octavo.executors.cuda.speaker import Saying, Speaker
 from octavo.executors.drafting.contract import Draft
 from octavo.executors.frame import Asked, Begun
 from octavo.executors.outcome import Outcomes
-from octavo.executors.residents import Run, slots_of
+from octavo.executors.residents import Run, Runs, slots_of
 from octavo.executors.sampling import logprob
 
 PROMPT_ROWS = 32
@@ -46,7 +46,7 @@ class CudaPasses:
     def __init__(self, forward: Forward, speaker: Speaker, catch_up: Callable[[], None]) -> None:
         self._forward, self._speaker, self._catch_up = forward, speaker, catch_up
 
-    def begin(self, runs: list[Run], drafts: list[Draft], asked: Asked) -> Made:
+    def begin(self, runs: Runs, drafts: list[Draft], asked: Asked) -> Made:
         batch = of_runs(runs, drafts if asked.guessed else None, self._forward.decoder.block_size)
         passed = self._forward.run(batch)
         finite = passed.finite.int()
@@ -71,7 +71,7 @@ class CudaPasses:
         if len(drawn) == len(begun.runs):
             return list(range(-SAID, len(drawn) - SAID))
         places = {begun.asking[j]: k - SAID for k, j in enumerate(drawn)}
-        return [places.get(i, 0) for i, run in enumerate(begun.runs) if run.samples]
+        return [places.get(i, 0) for i in np.flatnonzero(begun.runs.samples).tolist()]
 
     def finite(self, made: Made) -> list[int]:
         return made.reading.wait()[-len(made.passed.finite) :]

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from octavo.core.grammar import GrammarError, Mask
-from octavo.core.messages import Sampling
+from octavo.core.messages import Sampling, col
 from octavo.executors.cuda.drawing import Drawer, Rows
 from octavo.executors.cuda.mirror import Mirrors, mirrored, picked
 from octavo.executors.drafting.contract import Draft
-from octavo.executors.drafting.tree import ancestors, depth, path
+from octavo.executors.drafting.tree import ancestors, depth, depths, path
 from octavo.executors.drafting.verification import Rule, verify
 from octavo.executors.frame import Asked, not_finite
 from octavo.executors.grammars import Matchers
@@ -80,7 +80,7 @@ class Speaker:
 
     def waits(self, asked: Asked) -> bool:
         """Whether a draw needs tokens that the host does not know yet."""
-        return any(asked.runs[j].resident.unknown for j in self._known(asked).reading)
+        return any(asked.runs.residents[j].unknown for j in self._known(asked).reading)
 
     def begin(self, asked: Asked, logits: Tensor) -> Saying:
         """`logits` [n, vocabulary] are of all rows of those who ask."""
@@ -97,12 +97,12 @@ class Speaker:
         if asked.guessed:
             return self._guessed(asked, logits, failures, masks)
         drawn: Sequence[int] = range(n)
-        draws, scores = crowd.residents, logits
+        draws, positions, scores = crowd.residents, asked.runs.end, logits
         if failures:
             drawn = [j for j in drawn if j not in failures]
-            draws, scores = [draws[j] for j in drawn], picked(logits, list(drawn))
+            draws, positions, scores = [draws[j] for j in drawn], positions[list(drawn)], picked(logits, list(drawn))
             masks = {k: masks[j] for k, j in enumerate(drawn) if j in masks}
-        numbers = self.draw(Rows(draws, {}, masks), scores) if drawn else self._nothing(logits)
+        numbers = self.draw(Rows(draws, positions, {}, masks), scores) if drawn else self._nothing(logits)
         wanting = {j: k for k, j in enumerate(crowd.wanting)}
         kept = picked(logits, crowd.wanting).clone() if wanting else logits[:0]
         return Saying(logits, range(n), drawn, range(len(drawn)), numbers, False, failures, kept, wanting)
@@ -113,7 +113,8 @@ class Speaker:
         rows = [0, *accumulate(sizes)]
         everyone = [j for j in range(len(sizes)) if j not in failures]
         drawn = [j for j in everyone if not self._needs_host(asked.runs[j], asked.drafts[j])]
-        draws = Rows([], {}, {})
+        positions = [len(asked.runs.residents[j].tokens) + depth for j in drawn for depth in depths(asked.drafts[j])]
+        draws = Rows([], col(positions), {}, {})
         for j in drawn:
             self._extend(draws, asked.runs[j].resident, asked.drafts[j], masks.get(j))
         firsts = np.cumsum([0, *(sizes[j] for j in drawn)]).astype(np.int32)
@@ -179,7 +180,7 @@ class Speaker:
 
     def _known(self, asked: Asked) -> Crowd:
         """Most steps are of those of the step before."""
-        residents = [run.resident for run in asked.runs]
+        residents = asked.runs.residents
         if residents != self._crowd.residents:
             self._crowd = Crowd.of(residents)
         return self._crowd

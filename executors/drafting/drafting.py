@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from octavo.core.messages import StepBind
 from octavo.core.plugins import PluginError, resolve
@@ -19,7 +20,7 @@ from octavo.core.trace.log import log
 from octavo.executors.drafting.contract import GROUP, NO_DRAFT, Draft, Drafter, Host, Took, Want
 from octavo.executors.drafting.tree import check
 from octavo.executors.drafting.verification import Rule
-from octavo.executors.residents import Resident, Residents, Run
+from octavo.executors.residents import Resident, Residents, Runs
 
 MOST_FAILURES = 3
 T = TypeVar("T")
@@ -53,16 +54,16 @@ class Drafting:
             raise PluginError(f"speculation.options of the drafter {speculation.drafter!r}: {error}") from error
         return cls(kind(host, options), vocab_size, speculation.verification, trees=host.trees)
 
-    def drafts(self, bind: StepBind, runs: Sequence[Run], residents: Residents) -> list[Draft]:
+    def drafts(self, bind: StepBind, runs: Runs, residents: Residents) -> list[Draft]:
         """One for each run; empty for those that have no room for guesses."""
         if self._drafter is None:
             return [NO_DRAFT] * len(runs)
         self._tell_who_left(residents)
         self._ask(lambda drafter: drafter.bound(bind), None)
-        asked = [i for i, run in enumerate(runs) if run.drafts > 0]
+        asked = np.flatnonzero(runs.drafts > 0).tolist()
         out = [NO_DRAFT] * len(runs)
         if asked:
-            wants = [Want(runs[i].resident, runs[i].drafts) for i in asked]
+            wants = [Want(runs.residents[i], int(runs.drafts[i])) for i in asked]
             nothing = [NO_DRAFT] * len(wants)
             drafts = self._ask(lambda drafter: self._guesses(drafter, wants), nothing)
             for i, draft in zip(asked, drafts, strict=True):

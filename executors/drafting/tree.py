@@ -43,14 +43,19 @@ def children(draft: Draft, node: int) -> list[int]:
     return [i for i, parent in enumerate(draft.parents) if parent == node]
 
 
-def depth(draft: Draft) -> int:
-    """How many places there are guesses for."""
+def depths(draft: Draft) -> list[int]:
+    """How many guesses are before each row: none before the last token's, then of each guess, itself included."""
     if draft.parents is None:
-        return len(draft.tokens)
+        return list(range(len(draft.tokens) + 1))
     levels = [0]  # of node i at i + 1
     for parent in draft.parents:
         levels.append(levels[parent + 1] + 1)
-    return max(levels)
+    return levels
+
+
+def depth(draft: Draft) -> int:
+    """How many places there are guesses for."""
+    return len(draft.tokens) if draft.parents is None else max(depths(draft))
 
 
 def child(draft: Draft, node: int, token: int) -> int | None:

@@ -41,7 +41,7 @@ from octavo.executors.native.program import Native, Outputs, Pool, kv_bytes
 from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.native.weights import Weights
 from octavo.executors.outcome import Outcome, Outcomes, Settlement
-from octavo.executors.residents import Residents, Run, slots_of
+from octavo.executors.residents import Residents, Run, Runs, slots_of
 from octavo.executors.sampling import Context
 from octavo.executors.threads import default_threads
 
@@ -141,9 +141,9 @@ class NativeExecutor:
         self._drafting.took(took)
         return result
 
-    def _compute(self, runs: list[Run], drafts: list[Draft], took: list[Took]) -> list[Outcome]:
-        """Outcomes in the order of `runs`, and in `took` what was computed, if the drafter wants to know."""
-        refused = self._settlement.refused(runs)
+    def _compute(self, everyone: Runs, drafts: list[Draft], took: list[Took]) -> list[Outcome]:
+        """Outcomes in the order of the runs, and in `took` what was computed, if the drafter wants to know."""
+        runs, refused = list(everyone), self._settlement.refused(everyone)
         outcomes = [refused.get(i, _NOTHING) for i in range(len(runs))]
         sound = [i for i in range(len(runs)) if i not in refused]
         inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], self.facts.prompts_apart)
@@ -178,7 +178,7 @@ class NativeExecutor:
             told = [(runs[i], [starts[i] + row for row in rows]) for i, rows in stay.items()]
             took += taken(told, out.hidden, out.inner)
         if poisoned:  # perhaps by a guess, in one tile with it: a run is judged by its own tokens
-            alone = self._compute([runs[i] for i in poisoned], [NO_DRAFT] * len(poisoned), took)
+            alone = self._compute(everyone.picked(poisoned), [NO_DRAFT] * len(poisoned), took)
             for i, outcome in zip(poisoned, alone, strict=True):
                 outcomes[i] = outcome
         return outcomes

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from octavo.core.messages import Sampling, TokenLogprob
 from octavo.executors.outcome import Outcome, Outcomes, Settlement
-from octavo.executors.residents import Resident, Run
+from octavo.executors.residents import Resident, Run, Runs
+
+
+def runs_of(*runs: Run) -> Runs:
+    return Runs.of(runs, np.zeros((1, 1), np.int32))
 
 
 def run_of(open_id: int) -> Run:
@@ -15,8 +21,8 @@ def test_a_failure_does_not_outlive_its_scheduler() -> None:
     """The next generation counts its residencies from where the last one began."""
     settlement = Settlement(97)
     sick, heir = run_of(7), run_of(7)
-    settlement.result(0, 0, [sick], Outcomes.of([Outcome("it is not finite")]))
-    assert settlement.refused([heir, sick]) == {1: Outcome("it is not finite")}
+    settlement.result(0, 0, runs_of(sick), Outcomes.of([Outcome("it is not finite")]))
+    assert settlement.refused(runs_of(heir, sick)) == {1: Outcome("it is not finite")}
 
 
 def test_those_who_say_one_token_and_those_who_say_more_are_told_in_one_order() -> None:
@@ -30,8 +36,8 @@ def test_those_who_say_one_token_and_those_who_say_more_are_told_in_one_order() 
         4: Outcome(),
     }
     runs[2].resident.sampling = Sampling(logprobs=0)
-    settlement.expect(runs[3:4], [-1])
-    result = settlement.result(9, 0, runs, Outcomes([4, 0, 0, 6, 0], others))
+    settlement.expect(runs_of(runs[3]), [-1])
+    result = settlement.result(9, 0, runs_of(*runs), Outcomes([4, 0, 0, 6, 0], others))
     assert result.open_id.tolist() == [0, 2, 3, 4]
     assert (result.n_new.tolist(), result.tokens.tolist()) == ([1, 2, 1, 0], [4, 7, 8, 6])
     assert result.kv_len.tolist() == [3, 4, 3, 3]
@@ -48,5 +54,5 @@ def test_a_token_that_the_model_does_not_have_fails_its_own_run_alone() -> None:
     runs = [run_of(0), run_of(1)]
     runs[1].resident.tokens[0] = 0
     runs[1].resident.tokens[2] = 2
-    assert settlement.refused(runs).keys() == {0}
-    assert settlement.refused(runs).keys() == {0}, "it stays failed"
+    assert settlement.refused(runs_of(*runs)).keys() == {0}
+    assert settlement.refused(runs_of(*runs)).keys() == {0}, "it stays failed"
