@@ -14,6 +14,7 @@ from octavo.core.config.schema import Config
 from octavo.core.control import Ready, SetPolicy, SetShadow, SetWeights, Topology
 from octavo.core.machine import Core, Outbound, Outputs
 from octavo.core.messages import Body, Facts, PeerDown, PeerUp, Role, SwapPolicy, Tick, Weigh, encode
+from octavo.core.pages import settle
 from octavo.core.policy.tap import ProcessWatch
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
@@ -81,6 +82,7 @@ class CoreActor(Shell, Generic[C]):
                 self._apply(self._core, policy)
             if self._weights is not None:
                 self._apply(self._core, self._weights)
+            settle()
             self.link.send(Ready())
 
     def set_policy(self, policy: SetPolicy) -> None:

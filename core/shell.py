@@ -7,7 +7,6 @@ the process, and the supervisor starts another: nothing is caught here.
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from pathlib import Path
@@ -31,6 +30,7 @@ from octavo.core.control import (
 )
 from octavo.core.control_link import ControlLink
 from octavo.core.messages import PeerDown, PeerUp, Role
+from octavo.core.pages import settle
 from octavo.core.station import Arrival, Station
 from octavo.core.trace.catalogue import TraceOpened
 from octavo.core.trace.emit import Emitter
@@ -101,9 +101,7 @@ class Shell:
 
     def run(self) -> None:
         """Until the supervisor says `Shutdown`."""
-        # What is there now stays: to look for garbage in it again and again would hold up a step for milliseconds.
-        gc.collect()
-        gc.freeze()
+        settle()
         with self.events, self.link:
             open_ = True
             while open_:

@@ -30,6 +30,7 @@ from starlette.responses import Response
 
 from octavo.core.client.client import Client
 from octavo.core.messages import Role
+from octavo.core.pages import settle
 from octavo.core.plugins import PluginError, resolve
 from octavo.core.rundir import read
 from octavo.core.trace.emit import Emitter
@@ -295,6 +296,7 @@ async def _serve(config: Config, run_dir: Path, generation: int, listener: socke
                 accounts.ring.on_weights = client.weigh
                 client.weigh(accounts.ring.weights)
                 tasks.start_soon(accounts.ledger.run)
+            settle()
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
 

@@ -1,0 +1,56 @@
+"""What a process has for good, once it has started: out of the garbage collector's sight, and in huge pages.
+
+An actor sleeps while a step runs, and the step pushes what the actor works with out of all caches, page tables too:
+where the heap is a few huge pages, it wakes to fewer misses. Linux 6.1 and newer; elsewhere the pages stay as they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from array import array
+from collections.abc import Iterator
+from mmap import PAGESIZE
+from pathlib import Path
+
+HUGE = 2 << 20
+_PRESENT = 1 << 63
+_MADV_COLLAPSE = 25
+
+
+def settle() -> None:
+    """Call it when what is there now stays: to look for garbage in it again and again would hold up a step for
+    milliseconds."""
+    gc.collect()
+    gc.freeze()
+    make_huge()
+
+
+def make_huge() -> int:
+    """Bring what is on the heap to huge pages; how many there are now."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return sum(madvise(at, HUGE, _MADV_COLLAPSE) == 0 for at in _worth())
+
+
+def _worth() -> Iterator[int]:
+    """Where the heap fills at least half of a huge page: less would cost more memory than it saves time."""
+    try:
+        with Path("/proc/self/maps").open() as maps, Path("/proc/self/pagemap").open("rb") as pagemap:
+            for start, end in list(_heap(maps)):
+                for at in range(-(-start // HUGE) * HUGE, end - HUGE + 1, HUGE):
+                    pagemap.seek(at // PAGESIZE * 8)
+                    pages = array("Q", pagemap.read(HUGE // PAGESIZE * 8))
+                    if sum(page >= _PRESENT for page in pages) * 2 >= len(pages):
+                        yield at
+    except OSError:  # a system that does not show them: nothing is made
+        return
+
+
+def _heap(maps: Iterator[str]) -> Iterator[tuple[int, int]]:
+    """Memory of no file that can be written."""
+    for line in maps:
+        where, access, _, _, _, *name = line.split()
+        if access.startswith("rw") and name in ([], ["[heap]"]):
+            start, end = where.split("-")
+            yield int(start, 16), int(end, 16)

@@ -1,0 +1,37 @@
+"""Huge pages of what an actor keeps: the bytes stay as they are, and what is hardly used takes no more memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+
+from octavo.core.pages import HUGE, make_huge
+
+PAGE = mmap.PAGESIZE
+PAGES = 4 * HUGE // PAGE
+
+
+def touched(every: int) -> mmap.mmap:
+    """Memory with one page in so many written to, whole huge pages among it."""
+    memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for page in range(0, PAGES, every):
+        memory[page * PAGE : page * PAGE + 4] = page.to_bytes(4, "little")
+    return memory
+
+
+def present(memory: mmap.mmap) -> int:
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    with Path("/proc/self/pagemap").open("rb") as pagemap:
+        pagemap.seek(at // PAGE * 8)
+        entries = pagemap.read(PAGES * 8)
+    return sum(entry >> 7 for entry in entries[7::8])
+
+
+def test_what_is_there_stays_and_what_is_hardly_used_takes_no_more() -> None:
+    full, sparse = touched(every=1), touched(every=64)
+    before = present(sparse)
+    make_huge()
+    assert all(full[page * PAGE : page * PAGE + 4] == page.to_bytes(4, "little") for page in range(PAGES))
+    assert present(full) == PAGES
+    assert present(sparse) == before == PAGES // 64
