@@ -33,6 +33,11 @@ class Outcome(NamedTuple):
     depth: int = 0
     """Places that they were for: `drafted` of a chain, fewer of a tree."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether a token is all there is to tell."""
+        return len(self.tokens) == 1 and self == (None, self.tokens, (None,), None, 0, 0)
+
 
 class Outcomes(NamedTuple):
     """By run: the token that it said, where that is all there is to tell, and of the others what is to tell, by index.
@@ -44,7 +49,8 @@ class Outcomes(NamedTuple):
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Outcomes:
-        return cls([0] * len(outcomes), dict(enumerate(outcomes)))
+        others = {i: outcome for i, outcome in enumerate(outcomes) if not outcome.plain}
+        return cls([0 if i in others else outcome.tokens[0] for i, outcome in enumerate(outcomes)], others)
 
     def at(self, i: int) -> Outcome:
         return self.others[i] if i in self.others else Outcome(None, (self.tokens[i],), (None,))

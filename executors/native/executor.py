@@ -137,12 +137,12 @@ class NativeExecutor:
         drafts = self._drafting.drafts(bind, runs, self._residents)
         took: list[Took] = []
         outcomes = self._compute(runs, drafts, took)
-        result = self._settlement.result(plan.step, started, runs, Outcomes.of(outcomes))
+        result = self._settlement.result(plan.step, started, runs, outcomes)
         self._drafting.took(took)
         return result
 
-    def _compute(self, everyone: Runs, drafts: list[Draft], took: list[Took]) -> list[Outcome]:
-        """Outcomes in the order of the runs, and in `took` what was computed, if the drafter wants to know."""
+    def _compute(self, everyone: Runs, drafts: list[Draft], took: list[Took]) -> Outcomes:
+        """Outcomes of the runs, and in `took` what was computed, if the drafter wants to know."""
         runs, refused = list(everyone), self._settlement.refused(everyone)
         outcomes = [refused.get(i, _NOTHING) for i in range(len(runs))]
         sound = [i for i in range(len(runs)) if i not in refused]
@@ -153,6 +153,8 @@ class NativeExecutor:
         poisoned: list[int] = []
         heard: dict[int, _Heard] = {}
         best, every = out.best.tolist(), all(out.finite) and all(out.sample_finite)
+        if every and not refused and not self._drafting.guesses and everyone.single and not len(out.logits):
+            return Outcomes(best, {})  # each says its best token, in nearly every step of greedy decodes
         for i, ask in zip(sound, asks, strict=True):
             if every or _own_finite(runs[i], ask, out):
                 finite = out.sample_finite[ask.sample : ask.sample + ask.samples]
@@ -179,9 +181,9 @@ class NativeExecutor:
             took += taken(told, out.hidden, out.inner)
         if poisoned:  # perhaps by a guess, in one tile with it: a run is judged by its own tokens
             alone = self._compute(everyone.picked(poisoned), [NO_DRAFT] * len(poisoned), took)
-            for i, outcome in zip(poisoned, alone, strict=True):
-                outcomes[i] = outcome
-        return outcomes
+            for at, i in enumerate(poisoned):
+                outcomes[i] = alone.at(at)
+        return Outcomes.of(outcomes)
 
     def _straighten(self, branched: list[tuple[Run, list[int]]]) -> None:
         """Bring the KV of tokens that stay to the cells of their positions: a tree gives cells out in its own order."""

@@ -56,3 +56,19 @@ def test_a_token_that_the_model_does_not_have_fails_its_own_run_alone() -> None:
     runs[1].resident.tokens[2] = 2
     assert settlement.refused(runs_of(*runs)).keys() == {0}
     assert settlement.refused(runs_of(*runs)).keys() == {0}, "it stays failed"
+
+
+def test_only_who_has_more_to_tell_than_a_token_is_told_by_itself() -> None:
+    told = TokenLogprob(8, -0.5, [], [])
+    outcomes = [
+        Outcome(None, (7,), (None,)),
+        Outcome(None, (8,), (told,)),
+        Outcome(None, (9,), (None,), drafted=1, depth=1),
+        Outcome(None, (9,), (None,), prompt=[]),
+        Outcome(None, (8, 9), (None, None)),
+        Outcome("it is not finite"),
+        Outcome(),
+    ]
+    made = Outcomes.of(outcomes)
+    assert [made.at(i) for i in range(len(outcomes))] == outcomes
+    assert made.others.keys() == set(range(1, len(outcomes)))
