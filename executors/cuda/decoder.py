@@ -80,6 +80,8 @@ class Decoder:
         self.windows = sorted({effective_window(spec, i) for i in range(spec.layers)})
         """Of its layers, each once; 0 sees everything."""
         self.adapting = Adapting()
+        self.products: list[Adaptable] = []
+        """All that adapters may add to."""
         self.pools: list[Tensor] = []
         self.said = torch.zeros(SAID, dtype=torch.int64, device=device)
         """What the last step drew: an id below 0 of the next one is the one that lies so far from its end."""
@@ -238,7 +240,8 @@ class Decoder:
         return lambda x: down(activation(up(x)))
 
     def _adaptable(self, weights: _Weights, name: str) -> Adaptable:
-        return Adaptable(weights.linear(name), name, self.adapting)
+        self.products.append(Adaptable(weights.linear(name), name, self.adapting))
+        return self.products[-1]
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         if self.spec.activation in ACTIVATIONS:

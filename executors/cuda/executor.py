@@ -14,9 +14,11 @@ What it runs on is a library of kernels: a GPU's, or the emulator's. Everything 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -34,8 +36,8 @@ from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.drawing import Rows
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import CudaRecorder, Recorder
-from octavo.executors.cuda.lora import Packed, packed
-from octavo.executors.cuda.memory import CudaMemory, Memory, pool_blocks
+from octavo.executors.cuda.lora import Adapted, Packed, packed, size_of, widest
+from octavo.executors.cuda.memory import ADAPTERS, CudaMemory, Memory, room_for
 from octavo.executors.cuda.passes import CudaPasses, Made
 from octavo.executors.cuda.speaker import Speaker
 from octavo.executors.cuda.stacks import Stacks
@@ -47,6 +49,7 @@ from octavo.executors.frame import Begun, Frame
 from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import in_fp32, open_checkpoint
 from octavo.executors.loading.peft import Lora, read
+from octavo.executors.loading.spec import Spec
 from octavo.executors.outcome import Settlement
 from octavo.executors.residents import Resident, Residents, Span
 from octavo.kernels.cuda.device import Device
@@ -62,11 +65,14 @@ class CudaExecutor:
         facts: Facts,
         grammars: Grammars | None = None,
         drafting: Drafting | None = None,
+        adapter_bytes: int = ADAPTERS,
     ) -> None:
+        """`adapter_bytes` is what adapters may take of the device's memory."""
         self.facts = facts
         self.forward = forward
         self._host = HostPool(forward.decoder.kernels, forward.decoder.pools, facts.host_blocks)
         self._residents = Residents()
+        self._adapter_bytes = adapter_bytes
         self.adapters = forward.adapters = self._adapters()
         self._settlement = Settlement(facts.vocab_size, self.adapters)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
@@ -126,25 +132,32 @@ class CudaExecutor:
             forward.taps = beside.taps = drafting.taps
             held = trial.own_bytes * facts.host_blocks
             each = block_bytes + trial.pool_bytes + trial.own_bytes
-            blocks = pool_blocks(
-                memory, partial(worst_step, beside, config), each, 0 if config.kv.fit else wanted, size, held
-            )
-            decoder.allocate(blocks)
-            facts = msgspec.structs.replace(facts, total_blocks=blocks)
+            named = _named_bytes(config, spec, dtype)
+            worst = partial(worst_step, beside, config)
+            room = room_for(memory, worst, each, 0 if config.kv.fit else wanted, size, held + named, named)
+            decoder.allocate(room.blocks)
+            facts = msgspec.structs.replace(facts, total_blocks=room.blocks)
             check_memory(msgspec.structs.replace(facts, total_blocks=0), block_bytes + trial.pool_bytes)
             del drafting
             drafting = Drafting.of(host(config, facts, trial.over(facts)))
         facts = msgspec.structs.replace(facts, block_bytes=each)
-        return cls(forward, facts, grammars, drafting)
+        return cls(forward, facts, grammars, drafting, room.adapters)
 
     def _adapters(self) -> Adapters[Lora, Packed]:
+        read_ = partial(read, spec=self.forward.decoder.spec)
+        return Adapters(read_, self._prepared, self._residents.adapters, attrgetter("nbytes"))
+
+    def _prepared(self, lora: Lora) -> Packed:
+        """On the device, if steps have their memory beside it. Raises `ModelError`."""
         decoder = self.forward.decoder
-        return Adapters(
-            partial(read, spec=decoder.spec),
-            partial(packed, device=decoder.kernels.device, dtype=decoder.dtype, exact=decoder.exact),
-            self._residents.adapters,
-            attrgetter("nbytes"),
-        )
+        needed, held = size_of(lora, decoder.dtype), self.adapters.nbytes
+        if held + needed > self._adapter_bytes:
+            raise ModelError(
+                f"the adapter takes {needed / 2**20:.1f} MiB of the GPU's memory and others have {held / 2**20:.1f} of "
+                f"the {self._adapter_bytes / 2**20:.1f} that the KV pool leaves; name it in lora.NAME at the start, or "
+                "lower kv.tokens"
+            )
+        return packed(lora, decoder.kernels.device, decoder.dtype, exact=decoder.exact)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -227,6 +240,17 @@ def host(config: Config, facts: Facts, stacks: Stacks) -> Host:
     return Host(config, facts, stacks.target, stacks.open, trees=trees, claim=stacks.claim, taps=True, device=device)
 
 
+def _named_bytes(config: Config, spec: Spec, dtype: torch.dtype) -> int:
+    """That the adapters of the configuration take, each content once. Of one that cannot be read it is said when it is
+    loaded."""
+    sizes: dict[bytes, int] = {}
+    for path in config.lora.values():
+        with suppress(ModelError, OSError):
+            lora = read(Path(path).expanduser(), spec)
+            sizes[lora.digest] = size_of(lora, dtype)
+    return sum(sizes.values())
+
+
 def _fitting(draft: Draft) -> Draft:
     """As much of a tree as the kernels' masks hold, beside the sequence's last token."""
     if draft.parents is None or len(draft.tokens) < TREE:
@@ -237,8 +261,9 @@ def _fitting(draft: Draft) -> Draft:
 
 def worst_step(forward: Forward, config: Config) -> None:
     """Take the most memory that a step takes: a whole budget at the end of the longest context, beside as many decodes
-    as there can be, all of which draw from penalised and masked distributions and want log-probabilities; and the same
-    again while what came of the first is kept. Everything lies in block 0, and yet nothing is taken to be shared."""
+    as there can be, all of which have an adapter, draw from penalised and masked distributions and want
+    log-probabilities; and the same again while what came of the first is kept. Everything lies in block 0, and yet
+    nothing is taken to be shared."""
     decoder, spec = forward.decoder, forward.decoder.spec
     context, rows = config.model.context or spec.context, config.scheduler.max_sequences
     chunk = min(config.scheduler.chunk_budget, context)
@@ -247,7 +272,9 @@ def worst_step(forward: Forward, config: Config) -> None:
     sampling = Sampling(temperature=1.0, repetition=1.1, allowed=(0,), top_p=0.9)
     speaker = Speaker(decoder.kernels, spec.vocab_size, Matchers(), "coupled")
     under_way = []
+    everyone = torch.arange(chunk + rows, device=decoder.kernels.device)
     for _ in range(2):
+        decoder.adapting.now = [Adapted(widest(decoder.products), everyone)]  # of the next pass
         made = forward.run(build(spans, decoder.block_size), together=False)
         logits = forward.logits(made, list(range(chunk - 1, chunk + rows)))
         speaker.draw(Rows([Resident(0, [0], 1, 0, sampling)] * (rows + 1), np.ones(rows + 1, np.int32), {}, {}), logits)

@@ -19,6 +19,9 @@ from octavo.core.models.errors import ModelError
 from octavo.executors.cuda.linear import Linear
 from octavo.executors.loading.peft import Lora
 
+RANK = 64
+"""Of the adapter that is measured with: what goes through it is small beside a product's columns."""
+
 
 class Low(NamedTuple):
     """One part of an adapter, for columns [start, stop) of a product."""
@@ -61,8 +64,25 @@ def packed(lora: Lora, device: torch.device, dtype: torch.dtype, *, exact: bool)
         }
     except torch.OutOfMemoryError:
         raise ModelError("the GPU has no room for the adapter beside the KV pool; set kv.tokens, or lower it") from None
-    each = [linear.weight.nbytes for parts in lows.values() for low in parts for linear in (low.down, low.up)]
-    return Packed(lows, sum(each))
+    return Packed(lows, size_of(lora, dtype))
+
+
+def size_of(lora: Lora, dtype: torch.dtype) -> int:
+    """Bytes that it takes on the device."""
+    return dtype.itemsize * sum(part.down.size + part.up.size for parts in lora.parts.values() for part in parts)
+
+
+def widest(products: Sequence[Adaptable]) -> Packed:
+    """One that adds to all of these products, to measure what a step with adapters takes: one for all of its tokens
+    takes the most. Of zeros, and alike products share theirs."""
+    each: dict[torch.Size, Low] = {}
+    for product in products:
+        weight, exact = product.linear.weight, product.linear.exact
+        if weight.shape not in each:
+            rows, cols = weight.shape
+            down, up = weight.new_zeros(RANK, cols), weight.new_zeros(rows, RANK)
+            each[weight.shape] = Low(0, rows, Linear(down, None, exact), Linear(up, None, exact))
+    return Packed({product.name: (each[product.linear.weight.shape],) for product in products}, 0)
 
 
 class Adapted(NamedTuple):

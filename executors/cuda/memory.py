@@ -6,7 +6,7 @@ Knows no CUDA: a `Memory` measures.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -14,6 +14,8 @@ from octavo.core.models.errors import ModelError
 
 RESERVED = 512 * 2**20
 """Bytes left to the driver, to cuBLAS and to other processes' growth."""
+ADAPTERS = RESERVED // 2
+"""Of these, bytes that LoRA adapters may take that nobody had named when the pool was made."""
 
 
 class Memory(Protocol):
@@ -45,11 +47,24 @@ class CudaMemory:
         return int(torch.cuda.max_memory_allocated(self._device) - before)
 
 
-def pool_blocks(
-    memory: Memory, worst_step: Callable[[], None], block_bytes: int, wanted: int, block_size: int, held: int = 0
-) -> int:
-    """`wanted` blocks, or with 0 as many as there is memory for beside `held` bytes that will be taken whatever the
-    pool's size. Raises `ModelError` when there is too little."""
+class Room(NamedTuple):
+    """Blocks of the pool, and bytes that are left for adapters."""
+
+    blocks: int
+    adapters: int
+
+
+def room_for(
+    memory: Memory,
+    worst_step: Callable[[], None],
+    block_bytes: int,
+    wanted: int,
+    block_size: int,
+    held: int,
+    named: int,
+) -> Room:
+    """`wanted` blocks, or with 0 as many as there is memory for, beside `held` bytes that will be taken whatever the
+    pool's size, `named` of which are for adapters. Raises `ModelError` when there is too little."""
     peak = memory.peak_of(worst_step)
     free = memory.free() - held
     room = max(0, free - peak - RESERVED) // block_bytes
@@ -59,4 +74,5 @@ def pool_blocks(
             f"{RESERVED / 2**30:.2f} stay unused, which leaves a pool of {room * block_size} tokens"
             + (f", kv.tokens asks for {wanted * block_size}; lower it" if wanted else "; lower scheduler.chunk_budget")
         )
-    return wanted or room
+    blocks = wanted or room
+    return Room(blocks, named + free - peak - RESERVED - blocks * block_bytes + ADAPTERS)

@@ -9,22 +9,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig, SchedulerConfig
 from octavo.core.messages import Sampling
 from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.executor import CpuExecutor
-from octavo.executors.cuda import batch, forward
+from octavo.executors.cuda import batch, forward, memory
 from octavo.executors.cuda.batch import attention_plans
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import Pass, Recorder, Replay
+from octavo.executors.cuda.lora import Adapting
 from octavo.executors.cuda.memory import RESERVED
 from octavo.kernels.cuda.device import DeviceError
 from octavo.kernels.cuda.plan import Plan
+from tests.adapters.made import save_adapter
 from tests.executors.driver import DECODE, Driver, Sequence
 from tests.executors.tiny import VOCAB, save_tiny
 from tests.kernels.conftest import Maker
@@ -305,6 +309,42 @@ def test_the_worst_step_shares_nothing_and_begins_beside_another(
     assert plans
     assert all(made.shared is None for made in plans)
     assert alive == [True, True]
+
+
+def test_adapters_leave_a_step_its_memory(
+    folder: Path, resident_kernels: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are named at the start are counted before the pool is sized; what is loaded later and has no room is
+    refused, so no step runs out of memory for it. The worst step has an adapter for every token."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    red, blue = (save_adapter(tmp_path / name, model, seed=i) for i, name in enumerate(("red", "blue")))
+    rows: list[int] = []
+    added = Adapting.add
+
+    def add(self: Adapting, name: str, x: torch.Tensor, y: torch.Tensor) -> None:
+        rows.extend(len(adapted.rows) for adapted in self.now)
+        added(self, name, x, y)
+
+    monkeypatch.setattr(Adapting, "add", add)
+    monkeypatch.setattr(memory, "ADAPTERS", 0)
+
+    def made(lora: dict[str, str], free: int) -> CudaExecutor:
+        settings = msgspec.structs.replace(config(folder, fit=True), lora=lora)
+        memory = Bytes(free_bytes=RESERVED + free, run=True)
+        return CudaExecutor.on(resident_kernels(1), settings, torch.float16, memory)
+
+    block = made({}, 1 << 20).facts.block_bytes
+    assert set(rows) == {20 + 4}
+    plain = made({}, 6 * block)
+    with pytest.raises(ModelError, match=r"the adapter takes 0\.\d MiB .* others have 0\.0 of the 0\.0"):
+        plain.adapters.load("red", str(red))
+    assert plain.facts.total_blocks == 6
+    held = made({"red": str(red), "twin": str(red), "gone": str(tmp_path / "gone")}, 6 * block)
+    held.adapters.load("red", str(red))
+    taken = -(-held.adapters.nbytes // block)
+    assert held.facts.total_blocks == 6 - taken
+    with pytest.raises(ModelError, match=r"lower kv\.tokens"):
+        held.adapters.load("blue", str(blue))
 
 
 def test_prompt_logprobs_are_those_of_the_exact_executor(make: Make, exact: CpuExecutor) -> None:
