@@ -42,7 +42,7 @@ SIZE_NAMES = (*(f"steps_of_{most}" for most in SIZES), "steps_of_more")
 class ExecutorActor(Shell):
     def __init__(self, config: Config, run_dir: Path, generation: int) -> None:
         super().__init__(config, run_dir, Role.EXECUTOR, generation)
-        self._steps = self._tokens = self._computed = 0
+        self._steps = self._tokens = self._computed = self._saturated = 0
         self._sizes = [0] * len(SIZE_NAMES)
         self._next_moment = WARM_STEPS
         self.events.emit(measure("before_load", 0, None))
@@ -132,6 +132,7 @@ class ExecutorActor(Shell):
         self._tokens += len(result.tokens)
         work = step_work(plan, bind)
         self._count(work.prefill_tokens + work.decodes)
+        before, self._saturated = self._saturated, self._executor.stats.get("kv_saturated", 0)
         self.events.emit(
             StepExecuted(
                 step=plan.step,
@@ -139,6 +140,7 @@ class ExecutorActor(Shell):
                 tokens=len(result.tokens),
                 started_ns=result.started_ns,
                 execute_ns=result.finished_ns - result.started_ns,
+                saturated=self._saturated - before,
                 **work._asdict(),
             )
         )

@@ -290,7 +290,8 @@ class StepBound(Event, frozen=True, kw_only=True, tag="step.bound"):
 
 class StepExecuted(Event, frozen=True, kw_only=True, tag="step.executed"):
     """The executor ran it, for `execute_ns` from `started_ns` on: `rows` sequences gave `tokens` new tokens.
-    The rest is its work as `core.work` counts it, which a cost model is fitted to."""
+    The rest is its work as `core.work` counts it, which a cost model is fitted to. Of the numbers that went into KV in
+    fp8, `saturated` were beyond its range and became its greatest."""
 
     step: int
     rows: int
@@ -302,6 +303,7 @@ class StepExecuted(Event, frozen=True, kw_only=True, tag="step.executed"):
     attention: int
     kv_tokens: int
     copied: int = 0
+    saturated: int = 0
 
 
 class MemoryMeasured(Event, frozen=True, kw_only=True, tag="memory.measured"):

@@ -23,6 +23,8 @@ class HeadAttention:
     query_norm: Tensor | None
     key_norm: Tensor | None
     eps: float
+    saturated: Tensor
+    """int32 [1]: grows by numbers that KV in fp8 has no room for."""
 
     def __call__(self, x: Tensor, step: Step, plans: list[Staged], pool: Tensor) -> Tensor:
         """[tokens, hidden] to [tokens, heads · d]."""
@@ -36,6 +38,7 @@ class HeadAttention:
             query_norm=self.query_norm,
             key_norm=self.key_norm,
             eps=self.eps,
+            saturated=self.saturated,
         )
         mixed = torch.empty_like(q)
         for plan in plans:

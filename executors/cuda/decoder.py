@@ -85,6 +85,8 @@ class Decoder:
         self.pools: list[Tensor] = []
         self.said = torch.zeros(SAID, dtype=torch.int64, device=device)
         """What the last step drew: an id below 0 of the next one is the one that lies so far from its end."""
+        self.saturated = torch.zeros(1, dtype=torch.int32, device=device)
+        """How many numbers KV in fp8 had no room for, so far and modulo 2³²; 0 where it is in 16 bits."""
         weights = _Weights(model, device, dtype, exact)
         self.embed, self._norm = weights.tensor("embed"), weights.norm("norm")
         self._places = weights.tensor("positions.weight") if spec.learned_positions else None
@@ -194,6 +196,7 @@ class Decoder:
                 weights.tensor(f"{i}.q_norm") if spec.head_norms else None,
                 weights.tensor(f"{i}.k_norm") if spec.head_norms else None,
                 eps,
+                self.saturated,
             )
         assert spec.latent is not None  # as the layout says
         low = spec.latent.query_rank > 0

@@ -161,7 +161,7 @@ class CudaExecutor:
 
     @property
     def stats(self) -> dict[str, int]:
-        return self._drafting.stats
+        return self._drafting.stats | {"kv_saturated": self._passes.saturated}
 
     def forget(self) -> None:
         self._under_way, self._results = None, []

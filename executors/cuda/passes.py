@@ -33,7 +33,7 @@ PROMPT_ROWS = 32
 
 
 class Made(NamedTuple):
-    """`reading` is of the saying's numbers, then of whether each row is finite."""
+    """`reading` is of the saying's numbers, the decoder's count of saturated ones, and whether each row is finite."""
 
     passed: Pass
     saying: Saying | None
@@ -45,19 +45,21 @@ class CudaPasses:
 
     def __init__(self, forward: Forward, speaker: Speaker, catch_up: Callable[[], None]) -> None:
         self._forward, self._speaker, self._catch_up = forward, speaker, catch_up
+        self.saturated = 0
+        """Numbers that KV in fp8 had no room for."""
 
     def begin(self, runs: Runs, drafts: list[Draft], asked: Asked) -> Made:
         batch = of_runs(runs, drafts if asked.guessed else None, self._forward.decoder.block_size)
         passed = self._forward.run(batch)
         finite = passed.finite.int()
         if not asked.runs:
-            return Made(passed, None, Reading(finite))
+            return Made(passed, None, Reading(torch.cat((self._forward.decoder.saturated, finite))))
         if self._speaker.waits(asked):
             self._catch_up()
         saying = self._speaker.begin(asked, self._forward.logits(passed, asked.all_rows))
         if len(saying.drawn) <= SAID and not saying.guessed:
             self._forward.decoder.said[: len(saying.drawn)].copy_(saying.numbers)
-        return Made(passed, saying, Reading(torch.cat((saying.numbers, finite))))
+        return Made(passed, saying, Reading(torch.cat((saying.numbers, self._forward.decoder.saturated, finite))))
 
     def unknown(self, begun: Begun[Made]) -> list[int] | None:
         """What stands for the tokens of the runs that sample, until they are known; None if the next step cannot begin
@@ -74,7 +76,9 @@ class CudaPasses:
         return [places.get(i, 0) for i in np.flatnonzero(begun.runs.samples).tolist()]
 
     def finite(self, made: Made) -> list[int]:
-        return made.reading.wait()[-len(made.passed.finite) :]
+        told, rows = made.reading.wait(), len(made.passed.finite)
+        self.saturated += (told[-rows - 1] - self.saturated) % 2**32
+        return told[-rows:]
 
     def say(self, made: Made, asked: Asked, heard: Sequence[int]) -> Outcomes:
         assert made.saying is not None  # somebody asked

@@ -1,6 +1,6 @@
 // What comes out of a layer's qkv product: normalise heads (optional), rotate queries and keys, write keys and values
-// into the pool (quantised where the pool is fp8: beyond ±448 saturated, but what is not finite is NaN), and give the
-// queries.
+// into the pool (quantised where the pool is fp8: beyond ±448 saturated and counted, but what is not finite is NaN), and
+// give the queries.
 //
 // One warp for a head of a token. Rotation is in fp32 and rounds once. A slot below 0 marks a token that is padding.
 #include "tile.cuh"
@@ -11,7 +11,7 @@ append_kv(const T* __restrict__ qkv, const int* __restrict__ position, const int
           const float* __restrict__ angles,  // [position][rotated]: half of it cosines, half sines
           const T* __restrict__ query_norm, const T* __restrict__ key_norm, T* __restrict__ q,
           unsigned char* __restrict__ pool, int tokens, int heads, int kv_heads, int rotated, float eps,
-          float per_key_scale, float per_value_scale) {
+          float per_key_scale, float per_value_scale, unsigned* __restrict__ saturated) {
   const int all = heads + 2 * kv_heads, lane = threadIdx.x % 32;
   const int64_t id = (int64_t)blockIdx.x * 4 + threadIdx.x / 32;
   const int64_t token = id / all;
@@ -47,7 +47,9 @@ append_kv(const T* __restrict__ qkv, const int* __restrict__ position, const int
     } else {
       if constexpr (sizeof(KV) == 1) {
         y *= is_value ? per_value_scale : per_key_scale;
-        if ((bits_of(y) & 0x7FFFFFFF) == 0x7F800000) y = float_of(0x7FC00000);  // infinity would become a number: 448
+        const unsigned size = bits_of(y) & 0x7FFFFFFF;
+        if (size == 0x7F800000) y = float_of(0x7FC00000);  // infinity would become a number: 448
+        if (saturated && size > 0x43E00000 && size < 0x7F800000) atomicAdd(saturated, 1u);
       }
       *reinterpret_cast<KV*>(tile + Image<KV, D>::element(slot[token] % TILE, d)) = Number<KV>::of(y);
     }

@@ -120,9 +120,11 @@ class Kernels:
         query_norm: Tensor | None = None,
         key_norm: Tensor | None = None,
         eps: float = 0.0,
+        saturated: Tensor | None = None,
     ) -> Tensor:
         """Write the keys and values of qkv [tokens, (Hq + 2 Hkv) · d], give the queries [tokens, Hq, d]. `angles` are
-        fp32 [positions, rotated]: cosines, then sines."""
+        fp32 [positions, rotated]: cosines, then sines. Numbers that fp8 made smaller are added to int32 `saturated`
+        [1]."""
         layout = heads.layout
         tokens = len(qkv)
         q = torch.zeros(tokens, heads.heads, layout.head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -139,6 +141,7 @@ class Kernels:
                     _f32(eps),
                     _f32(1 / heads.key_scale),
                     _f32(1 / heads.value_scale),
+                    *_pointers(saturated),
                 ),
             )
         return q

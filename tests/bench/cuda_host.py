@@ -57,6 +57,7 @@ def no_decoder() -> Any:
     return SimpleNamespace(
         kernels=NoKernels(), spec=spec, dtype=torch.bfloat16, block_size=BLOCK, group=4, windows=[0], rows=(16, 64),
         exact=False, mixed=128, pools=[torch.zeros(1, 16, dtype=torch.uint8)],
+        saturated=torch.zeros(1, dtype=torch.int32),
         said=torch.zeros(SAID, dtype=torch.int64), hidden=lambda ids, *_, **__: torch.zeros(len(ids), 64),
         logits=lambda x: torch.zeros(len(x), VOCABULARY),
     )  # fmt: skip

@@ -145,6 +145,8 @@ _FAULTS: dict[str, list[tuple[str, str, str, str] | tuple[str, str, str, str, tu
         ("a slot's tile is another", "append", "slot[token] / TILE * kv_heads + kv_head", "slot[token] / TILE + kv_head"),
         ("values fall on keys", "append", "    if (is_value) tile += Image<KV, D>::BYTES;", ""),
         ("values are quantised like keys", "append fp8", "is_value ? per_value_scale : per_key_scale", "per_key_scale"),
+        ("what saturates is not counted", "append fp8", "size > 0x43E00000 &&", "size > 0x7F000000 &&"),
+        ("what just fits counts as saturated", "append fp8", "size > 0x43E00000 &&", "size >= 0x43E00000 &&"),
         ("half a head is written", "append", "for (int d = lane; d < D; d += 32) {", "for (int d = lane; d < D / 2; d += 32) {"),
     ],
     "copy_blocks.cu": [

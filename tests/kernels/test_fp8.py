@@ -18,12 +18,13 @@ from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.cuda.attention import HeadAttention
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
+from octavo.executors.cuda.graphs import Recorder
 from octavo.executors.native.executor import NativeExecutor
 from octavo.executors.transformers.executor import TransformersExecutor
 from octavo.kernels.attention import paged_attention
 from octavo.plugins.memory.calculator import need
 from octavo.plugins.memory.shape import read_shape
-from tests.executors.driver import Driver
+from tests.executors.driver import DECODE, Driver
 from tests.kernels.conftest import Maker
 from tests.kernels.test_executor import GREEDY, Bytes, Make, config, folder, make, prompt, replayed
 from tests.speculation.replica import Replica, asked
@@ -150,6 +151,25 @@ def test_who_does_not_serve_it_says_so(kind: type[CpuExecutor], folder: Path) ->
 def test_what_kernels_cannot_do_is_said_at_load(make: Make) -> None:
     with pytest.raises(ModelError, match=r'the executor cuda has no KV in int8; .* "bf16" or "fp8"'):
         make(kv="int8")
+
+
+@pytest.mark.parametrize("recorder", [None, again])
+def test_numbers_that_fp8_has_no_room_for_are_counted(make: Make, recorder: Recorder | None) -> None:
+    """One of each token's, in steps that are launched and in those that are replayed."""
+    for kv in ("auto", "fp8"):
+        executor = make(1, kv=kv, recorder=recorder)
+        attention = executor.forward.decoder._layers[0].attention
+        assert isinstance(attention, HeadAttention)
+        with torch.inference_mode():
+            assert attention.qkv.linear.bias is not None
+            attention.qkv.linear.bias[-1] = 3000
+        driver = Driver(executor)
+        sequence = driver.open([5, 6, 7], sampling=GREEDY)
+        driver.step((sequence, 3))
+        assert executor.stats["kv_saturated"] == (3 if kv == "fp8" else 0)
+        driver.step((sequence, DECODE))
+        written = 5 if recorder else 4  # what is recorded was run before: it writes the same numbers twice
+        assert executor.stats["kv_saturated"] == (written if kv == "fp8" else 0)
 
 
 def test_numbers_that_are_not_finite_stay_so(make: Make) -> None:

@@ -67,14 +67,24 @@ def append(kernels: Maker, spec: Heads, normed: bool, rotated: int, interleaved:
     all_heads, kv_heads = spec.heads + 2 * layout.kv_heads, layout.kv_heads
     spec = dataclasses.replace(spec, key_scale=0.5, value_scale=0.25) if layout.dtype == FP8 else spec
     qkv = torch.randn(5, all_heads * d).to(spec.dtype)
-    qkv[0, -1] = 1e4  # saturates fp8
+    qkv[0, -1], qkv[1, -1], qkv[2, -1] = 1e4, 448 * spec.value_scale, 1e4  # saturates fp8, fits, is padding
+    saturated = torch.tensor([3], dtype=torch.int32)
     slots = torch.tensor([0, 17, -1, 33, layout.blocks * layout.block_size - 1])
     step = Step(torch.tensor([0, 1, 2, 30, 7], dtype=torch.int32), slots, torch.empty(0), torch.empty(0))
     norms = (torch.rand(2, d) + 0.5).to(spec.dtype) if normed else (None, None)
     table = angles(40, rotated)
     pool = layout.allocate()
     q = kernels(order).append_kv(
-        spec, step, qkv, pool, table, interleaved=interleaved, query_norm=norms[0], key_norm=norms[1], eps=1e-5
+        spec,
+        step,
+        qkv,
+        pool,
+        table,
+        interleaved=interleaved,
+        query_norm=norms[0],
+        key_norm=norms[1],
+        eps=1e-5,
+        saturated=saturated,
     )
     heads = qkv.view(5, all_heads, d).float()
     queries, keys, values = torch.tensor_split(heads, (spec.heads, spec.heads + kv_heads), dim=1)
@@ -82,6 +92,7 @@ def append(kernels: Maker, spec: Heads, normed: bool, rotated: int, interleaved:
         queries, keys = reference.rmsnorm(queries, norms[0], 1e-5), reference.rmsnorm(keys, norms[1], 1e-5)
     turned = [reference.rotate(x, table[step.positions], interleaved=interleaved) for x in (queries, keys)]
     written = slots >= 0
+    assert saturated.tolist() == [4 if layout.dtype == FP8 else 3]
     eps = torch.finfo(layout.dtype).eps
     expected = turned[0].masked_fill(~written.view(-1, 1, 1), 0)
     torch.testing.assert_close(q.float(), expected, rtol=torch.finfo(spec.dtype).eps, atol=1e-5)
