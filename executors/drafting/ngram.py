@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Drafter, DrafterOptions, Host, Want
+from octavo.executors.drafting.trust import promised
 from octavo.executors.residents import Resident
 
 
@@ -28,7 +29,7 @@ class Ngram(Drafter):
     class Options(DrafterOptions, frozen=True):
         longest: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
         """Tokens that are looked up together; fewer if so many were not seen before."""
-        shortest: Annotated[int, msgspec.Meta(ge=1, le=16)] = 2
+        shortest: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
 
         def __post_init__(self) -> None:
             if self.shortest > self.longest:
@@ -48,7 +49,8 @@ class Ngram(Drafter):
         for n in range(min(self._options.longest, len(tokens)), self._options.shortest - 1, -1):
             end = index.ends.get(tuple(tokens[-n:]))
             if end is not None:
-                return Draft(continued(tokens, end + 1, most))
+                sure = n == self._options.longest
+                return Draft(continued(tokens, end + 1, most if sure else promised(n, most)))
         return NO_DRAFT
 
     def _extend(self, index: _Index, tokens: list[int]) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from octavo.executors.drafting.automaton import Automaton, after
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Drafter, DrafterOptions, Host, Want
+from octavo.executors.drafting.trust import promised
 from octavo.executors.residents import Resident
 
 _SEPARATOR = -1
@@ -47,7 +48,7 @@ class _Follow:
 
 class Suffix(Drafter):
     class Options(DrafterOptions, frozen=True):
-        shortest: Annotated[int, msgspec.Meta(ge=1)] = 3
+        shortest: Annotated[int, msgspec.Meta(ge=1)] = 1
         """Tokens that must be in common with what is proposed to go on."""
         context: Annotated[int, msgspec.Meta(ge=16)] = 8192
         """Tokens of a sequence's own text that are looked at, up to twice as many before it is cut; a token takes about
@@ -103,7 +104,9 @@ class Suffix(Drafter):
             reading.taken = len(tokens)
             if reading.length > best:
                 end, best, text = memory.end(reading.state), reading.length, memory.text
-        return Draft(after(text, end, most, _SEPARATOR)) if best >= self._options.shortest else NO_DRAFT
+        if best < self._options.shortest:
+            return NO_DRAFT
+        return Draft(after(text, end, promised(best, most), _SEPARATOR))
 
     def _follow(self, resident: Resident) -> _Follow:
         """Begun anew when its text has become too long."""

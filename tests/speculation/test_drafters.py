@@ -43,13 +43,23 @@ def guesses(drafter: Ngram | Suffix, of: Resident, most: int = 4) -> list[int]:
 
 @pytest.mark.parametrize("drafter", [Ngram(host(), Ngram.Options()), Suffix(host(), Suffix.Options())])
 def test_what_was_said_before_is_guessed_again(drafter: Ngram | Suffix) -> None:
-    one = resident([1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
-    assert guesses(drafter, one) == [4, 5, 6, 9]
-    assert guesses(drafter, one, 2) == [4, 5]
-    one.tokens += [4, 5]
-    assert guesses(drafter, one, 3) == [6, 9, 1]
+    one = resident([1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4])
+    assert guesses(drafter, one) == [5, 6, 9, 1]
+    assert guesses(drafter, one, 2) == [5, 6]
+    one.tokens += [5, 6]
+    assert guesses(drafter, one, 3) == [9, 1, 2]
     assert guesses(drafter, resident([1, 2, 3, 4, 5])) == []
     assert guesses(drafter, resident([7, 8, 9] * 3), 7) == [7, 8, 9, 7, 8, 9, 7]  # it goes on for ever
+
+
+@pytest.mark.parametrize("drafter", [Ngram(host(), Ngram.Options()), Suffix(host(), Suffix.Options())])
+def test_after_little_in_common_little_is_guessed(drafter: Ngram | Suffix) -> None:
+    said, rest = [1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 50]
+    for common, made in ((1, 1), (2, 3), (3, 3), (4, 6)):
+        end = said[4 - common : 4]
+        assert guesses(drafter, resident([*said, 50, *end]), 6) == rest[:made]
+    assert guesses(drafter, resident([*said, 50, 2, 3]), 2) == [4, 5]
+    assert guesses(drafter, resident([*said, 50, 60]), 6) == []
 
 
 def test_the_latest_of_the_longest_ngram_counts() -> None:
@@ -64,7 +74,9 @@ def test_past_answers_help_only_their_own_tenant() -> None:
     drafter.left(resident([1, *said], namespace=b"ada"))
     assert guesses(drafter, resident([3, 11, 12, 13], namespace=b"ada"), 9) == [14, 15, 16]
     assert guesses(drafter, resident([3, 11, 12, 13], namespace=b"bob")) == []
-    assert guesses(drafter, resident([3, 11, 12], namespace=b"ada")) == []  # too little in common
+    wary = Suffix(host(), Suffix.Options(shortest=3))
+    wary.left(resident([1, *said]))
+    assert guesses(wary, resident([3, 11, 12])) == []  # too little in common
     following = resident([3, 11], namespace=b"ada")
     for token in (12, 13):
         following.tokens.append(token)
@@ -72,7 +84,7 @@ def test_past_answers_help_only_their_own_tenant() -> None:
 
 
 def test_the_memory_of_past_answers_is_bounded_and_the_newest_stay() -> None:
-    drafter = Suffix(host(), Suffix.Options(memory=400))
+    drafter = Suffix(host(), Suffix.Options(memory=400, shortest=3))
     draw = random.Random(1)
     answers = [[draw.randrange(97) for _ in range(30)] for _ in range(60)]
     for i, answer in enumerate(answers):
