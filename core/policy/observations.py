@@ -5,6 +5,7 @@ Nothing is gathered while nobody wants to know (`on`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,25 +61,27 @@ class Observations:
         began_ns, self._last_result_ns = self._last_result_ns, now_ns
         if made is None:
             return
-        plan, slots = made.plan, result.slot
-        # A plan has one item a slot, so slots tell which item a row of the result is of.
-        tenants = _by_slot(plan.slot, made.tenants, slots)
-        n = _by_slot(plan.slot, plan.n, slots)
-        decode = _by_slot(plan.slot, (plan.kind == Kind.DECODE).astype(np.int32), slots).astype(np.bool_)
-        chunk = np.where(decode, 0, n)
-        drafted = result.drafted
+        plan, drafted = made.plan, result.drafted
+        tenants, n, decode = made.tenants, plan.n, plan.kind == Kind.DECODE
+        if not np.array_equal(plan.slot, result.slot):  # A plan has one item a slot, so slots tell which a row is of.
+            tenants, n = (_by_slot(plan.slot, column, result.slot) for column in (tenants, n))
+            decode = _by_slot(plan.slot, decode.astype(np.int32), result.slot).astype(np.bool_)
+        decodes, guessed = int(np.count_nonzero(decode)), bool(drafted.any())
+        depth = result.depth if len(result.depth) else drafted
+        chunk = None if decodes == len(decode) else np.where(decode, 0, n)
         self._steps.append(
             _StepRow(
                 duration_ns=now_ns - max(plan.now_ns, began_ns),
-                prefill_tokens=int(chunk.sum()),
-                decodes=int(decode.sum()),
-                drafted=int(drafted.sum()),
-                accepted=int((result.n_new - 1)[drafted > 0].sum()) if len(drafted) else 0,
-                depth=int((result.depth if len(result.depth) else drafted).sum()),
-                asked=int((n - 1)[decode].sum()),
+                prefill_tokens=0 if chunk is None else int(chunk.sum()),
+                decodes=decodes,
+                drafted=int(drafted.sum()) if guessed else 0,
+                accepted=int((result.n_new - 1)[drafted > 0].sum()) if guessed else 0,
+                depth=int(depth.sum()) if guessed else 0,
+                asked=int(n.sum() if chunk is None else n[decode].sum()) - decodes,
             )
         )
-        self._prefill = _add(self._prefill, tenants, chunk)
+        if chunk is not None:
+            self._prefill = _add(self._prefill, tenants, chunk)
         self._output = _add(self._output, tenants, result.n_new)
 
     def finished(self, *, tenant: int, prompt: int, output: int, preemptions: int, ttft_ns: int, total_ns: int) -> None:
@@ -94,18 +97,27 @@ class Observations:
         """All since the last call, or None if there is nothing to tell."""
         if not self._steps and not self._ends:
             return None
-        steps = np.asarray(self._steps, dtype=np.int64).reshape(-1, 7).T
-        ends = np.asarray(self._ends, dtype=np.int64).reshape(-1, 6).T
         tenants = max(len(self._prefill), len(self._output))
-        columns = (
-            steps[0], *steps[1:5].astype(np.int32), _padded(self._prefill, tenants), _padded(self._output, tenants),
-            *ends[:4].astype(np.int32), *ends[4:], *steps[5:].astype(np.int32),
-        )  # fmt: skip
-        for column in columns:
+        by_tenant = _padded(self._prefill, tenants), _padded(self._output, tenants)
+        for column in by_tenant:
             column.flags.writeable = False
+        step_ns, steps = _columns(self._steps, len(_StepRow._fields))
+        end_ns, ends = _columns(self._ends, len(_EndRow._fields)) if self._ends else _NO_ENDS
+        columns = (step_ns[0], *steps[1:5], *by_tenant, *ends[:4], *end_ns[4:], *steps[5:])
         self._steps, self._ends = [], []
         self._prefill, self._output = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         return Observed(now_ns, *columns)
+
+
+def _columns(rows: Sequence[tuple[int, ...]], fields: int) -> tuple[Times, Ints]:
+    """Shape [fields, rows], as times and as counts; nobody may change them."""
+    times = np.array(rows, dtype=np.int64).reshape(-1, fields).T
+    counts = times.astype(np.int32)
+    times.flags.writeable = counts.flags.writeable = False
+    return times, counts
+
+
+_NO_ENDS = _columns([], len(_EndRow._fields))
 
 
 def _by_slot(slots: Col, values: Col, wanted: Col) -> Col:

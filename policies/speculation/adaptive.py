@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
 
-from octavo.policies.contract import Floats, Ints, Mask, Observed, PolicyOptions, Running, Step
+from octavo.policies.contract import Ints, Observed, PolicyOptions, Running, Step
 
 _FIRST_HOPE = 0.5
 _WEIGHT = 2
@@ -25,6 +28,23 @@ _WRONG = 8
 """So many wrong guesses double the time to the next try,"""
 _LONGEST = 3
 """but no more often than this."""
+_LATELY, _TRUSTED, _FORGIVEN = 1 / 16, 8.0, 1 / 64
+"""How much each step with guesses takes from what is known of those before; how many right ones are taken for granted;
+and how much of a disappointment each step without guesses takes away."""
+_CANDIDATES, _FEW_PLACES = 128, 2
+"""So many guesses are weighed in a step, but two of each sequence: of many no deep ones pay."""
+
+
+class _Able(NamedTuple):
+    """A sequence that may get guesses."""
+
+    number: int
+    """Its place in `Running`."""
+    room: int
+    wrong: int
+    """Guesses of its latest."""
+    chance: float
+    """That a guess is right."""
 
 
 class Adaptive:
@@ -39,7 +59,8 @@ class Adaptive:
     first guess of a step is the dearest. That is tried every `probe_steps` steps, if it would pay were half of them
     right; a sequence that has been wrong often takes part less and less (down to every eighth time). So it is off after
     5 steps of wrong guesses where a token costs 10 % of a step, and after 13 where it costs nothing. What such a step
-    takes is not known at first: it is made twice to see, after 4 steps and then after longer and longer.
+    takes is not known at first: it is made twice to see, after 4 steps and then after longer and longer. Where fewer
+    guesses were right lately than were hoped for, fewer are hoped for.
 
     The more sequences run, the nearer to certain a guess must be, unless a step of more tokens was seen to take little
     longer: with 128 of them not even one that is right four times in five is made unseen.
@@ -60,84 +81,112 @@ class Adaptive:
         """Places that a guess is for: 1 in chains, less where a tree has several for the same one."""
         self._found = 1.0
         """Of guesses that drafters were asked for, the part that they made."""
-        self._numbers = np.arange(1, options.most + 1)
+        self._promised = self._kept = 0.0
+        """Right guesses that were hoped for lately, and that there were."""
         self._look, self._looks_apart = _FIRST_LOOK, _FIRST_LOOK
         """From which step on (as `Costs` counts) unknown costs are looked at, and after how many again."""
 
     def draft_lengths(self, step: Step, running: Running) -> Ints:
-        room = np.where(running.decoding, np.clip(running.output_left - 1, 0, self._options.most), 0)
-        tokens, most = int(running.decoding.sum()), int(room.sum())
-        if not most or not self._costs.fresh(tokens):
-            return np.zeros(len(room), dtype=np.int32)
-        right = (running.right + self._hope * _WEIGHT) / (running.judged + _WEIGHT)
-        lengths = self._worth(right, room, tokens, most)
-        quiet = (lengths == 0) & (room > 0)
-        if quiet.any():
-            lengths[self._tried(step, running, quiet, tokens)] = 1
+        # Lists, not columns: they are short, and a call of numpy costs more than what it would do here.
+        most, hoped = self._options.most, self._hope * _WEIGHT
+        decoding = running.decoding.tolist()
+        rooms = [
+            min(left - 1, most) if on else 0 for on, left in zip(decoding, running.output_left.tolist(), strict=True)
+        ]
+        judged, right = running.judged.tolist(), running.right.tolist()
+        able = [
+            _Able(i, room, judged[i] - right[i], (right[i] + hoped) / (judged[i] + _WEIGHT))
+            for i, room in enumerate(rooms)
+            if room > 0
+        ]
+        lengths, tokens = np.zeros(len(rooms), dtype=np.int32), sum(decoding)
+        if not able or not self._costs.fresh(tokens):
+            return lengths
+        given, hoped_for = self._worth(able, tokens)
+        for i in given:
+            lengths[i] += 1
+        quiet = [one for one in able if not lengths[one.number]] if given else able
+        tried = self._tried(step, quiet, tokens)
+        for one in tried:
+            lengths[one.number] = 1
+        if given or tried:
+            self._promised += hoped_for + self._found * sum(one.chance for one in tried) - self._promised * _LATELY
         return lengths
 
-    def _worth(self, right: Floats, room: Ints, tokens: int, most: int) -> Ints:
-        """How many guesses of each pay together."""
-        more, found = self._costs.ends(tokens, most), self._found
-        some = 1.0 - (1.0 - found) ** np.minimum(more, int((room > 0).sum()))
-        """How likely anybody has a guess: without any the step costs nothing."""
-        dearer = self._costs.paid(tokens, np.ceil(found * more / some - _ROUNDING).astype(np.int32)) - 1.0
-        taking = tokens * (1.0 + some * dearer)
-        surest = float(right[room > 0].max())
-        if float(((tokens + found * surest * more) / taking).max()) < _GAIN:
-            return np.zeros(len(room), dtype=np.int32)
-        gains: Floats = self._deep * right[:, None] ** np.ceil(self._numbers * self._deep - _ROUNDING)
-        gains[self._numbers > room[:, None]] = -1.0  # after all others, even where nothing is hoped for
-        order = np.argsort(-gains, axis=None, kind="stable")
-        rates = (tokens + found * np.cumsum(gains.ravel()[order])[more - 1]) / taking
-        best = int(np.argmax(rates))
-        taken = order[: more[best] if rates[best] >= _GAIN else 0]
-        return np.bincount(taken // len(self._numbers), minlength=len(room)).astype(np.int32)
+    def _worth(self, able: list[_Able], tokens: int) -> tuple[list[int], float]:
+        """Whose guesses pay together, a sequence's number for each, and how many are hoped to be right."""
+        found, deep = self._found, self._deep
+        kept = min(1.0, (self._kept + _TRUSTED) / (self._promised + _TRUSTED))
+        places = min(self._options.most, max(_FEW_PLACES, _CANDIDATES // len(able)))
+        sizes = self._costs.ends(tokens, sum(min(one.room, places) for one in able))
+        # How likely anybody has a guess: without any the step costs nothing.
+        some = [1.0 - (1.0 - found) ** min(more, len(able)) for more in sizes]
+        made = [math.ceil(found * more / likely - _ROUNDING) for more, likely in zip(sizes, some, strict=True)]
+        paid = self._costs.paid(tokens, made)
+        taking = [tokens * (1.0 + likely * (dearer - 1.0)) for likely, dearer in zip(some, paid, strict=True)]
+        surest = max(one.chance for one in able)
+        if (
+            max((tokens + kept * found * surest * more) / took for more, took in zip(sizes, taking, strict=True))
+            < _GAIN
+        ):
+            return [], 0.0
+        levels = [math.ceil(place * deep - _ROUNDING) for place in range(1, places + 1)]
+        gains = sorted((-deep * one.chance**level, one.number) for one in able for level in levels[: one.room])
+        best, best_rate, at, right, hoped_for = 0, _GAIN, 0, 0.0, 0.0
+        for more, took in zip(sizes, taking, strict=True):
+            right -= found * sum(gain for gain, _ in gains[at:more])
+            at, rate = more, (tokens + kept * right) / took
+            if rate >= best_rate:
+                best, best_rate, hoped_for = more, rate, right
+        return [number for _, number in gains[:best]], hoped_for
 
-    def _tried(self, step: Step, running: Running, quiet: Mask, tokens: int) -> Mask:
+    def _tried(self, step: Step, quiet: list[_Able], tokens: int) -> list[_Able]:
         """Which of the quiet ones get a guess now."""
-        n = int(quiet.sum())
-        if self._costs.steps >= self._look and not self._costs.known(tokens + (n + 1) // 2):
+        if quiet and self._costs.steps >= self._look and not self._costs.known(tokens + (len(quiet) + 1) // 2):
             self._looks_apart = min(2 * self._looks_apart, _LONG)
             self._look = self._costs.steps + self._looks_apart
             return quiet
-        if step.step % self._options.probe_steps:
-            return np.zeros_like(quiet)
-        wrong = (running.judged - running.right) // _WRONG
-        due: Mask = quiet & (step.step % (self._options.probe_steps << np.minimum(wrong, _LONGEST)) == 0)
-        n = int(due.sum())
-        paid = float(self._costs.paid(tokens, np.array([n], dtype=np.int32))[0])
-        return due if tokens + n * _FIRST_HOPE > tokens * paid else np.zeros_like(quiet)
+        probe = self._options.probe_steps
+        if step.step % probe:
+            return []
+        due = [one for one in quiet if step.step % (probe << min(one.wrong // _WRONG, _LONGEST)) == 0]
+        pays = tokens + len(due) * _FIRST_HOPE > tokens * self._costs.paid(tokens, [len(due)])[0]
+        return due if pays else []
 
     def observe(self, observed: Observed) -> None:
-        drafted, accepted, asked = (int(c.sum()) for c in (observed.drafted, observed.accepted, observed.asked))
+        drafted, asked = observed.drafted.tolist(), sum(observed.asked.tolist())
+        decodes, made = observed.decodes.tolist(), sum(drafted)
+        for wanted, right in zip(observed.asked.tolist(), observed.accepted.tolist(), strict=True):
+            if wanted:
+                self._kept += right - self._kept * _LATELY
+            else:
+                self._promised += (self._kept - self._promised) * _FORGIVEN
         if asked:
-            self._found += (drafted / asked - self._found) * (1 - (1 - _LEARNT) ** asked)
+            self._found += (made / asked - self._found) * (1 - (1 - _LEARNT) ** asked)
             self._found = max(self._found, _LEAST_FOUND)
-        if drafted:
-            depth = int(observed.depth.sum()) or drafted
-            self._deep += (depth / drafted - self._deep) * _DEEPER
+        if made:
+            depth, accepted = sum(observed.depth.tolist()) or made, sum(observed.accepted.tolist())
+            self._deep += (depth / made - self._deep) * _DEEPER
             # What comes after a wrong guess was not judged: of a draft with j right ones, j + 1 were.
-            judged = min(depth, accepted + int(observed.decodes[observed.drafted > 0].sum()))
+            drafts = sum(n for n, more in zip(decodes, drafted, strict=True) if more)
+            judged = min(depth, accepted + drafts)
             self._hope += (accepted / max(1, judged) - self._hope) * (1 - (1 - _LEARNT) ** judged)
-        for prefill, decodes, more, took in zip(
-            observed.prefill_tokens.tolist(), observed.decodes.tolist(), observed.drafted.tolist(),
-            observed.duration_ns.tolist(), strict=True,
-        ):  # fmt: skip
-            if prefill or not decodes:  # a chunk's tokens cost less than guesses: attention is shared
+        columns = observed.prefill_tokens.tolist(), decodes, drafted, observed.duration_ns.tolist()
+        for prefill, n, more, took in zip(*columns, strict=True):
+            if prefill or not n:  # a chunk's tokens cost less than guesses: attention is shared
                 self._costs.interrupted()
             else:
-                self._costs.learn(decodes + more, took)
+                self._costs.learn(n, more, took)
 
 
-_SIZES = np.array([*range(1, 17), *(2**i * j // 4 for i in range(4, 10) for j in range(5, 9))])
+_SIZES: tuple[int, ...] = (*range(1, 17), *(2**i * j // 4 for i in range(4, 10) for j in range(5, 9)))
 """Tokens of a step that are told apart; one between two of them is like the greater: executors compute in tiles."""
-_OF = np.searchsorted(_SIZES, np.arange(_SIZES[-1] + 1))
+_OF = [bisect_left(_SIZES, tokens) for tokens in range(_SIZES[-1] + 1)]
 _STEP = 0.05
 """Least part of a surprise that is learnt; more while little was seen."""
 _FEW, _WIDE, _WIDEST = 4, 1.5, 0.25
-"""Most of a surprise that counts, in logarithms: while few steps of a size were seen, and then, when a greater one
-tells of what else held the machine."""
+"""Most of a surprise that counts, in logarithms: while few steps of a size were seen with guesses, and else, when a
+greater one tells of what else held the machine."""
 _AGE = 32
 """Steps after which one without guesses is made, to know what guesses are compared with."""
 _APART = 8
@@ -154,13 +203,14 @@ class Costs:
     between those that were, in the first guess's proportions."""
 
     def __init__(self, token_cost: float) -> None:
-        self._first: Floats = np.log(1.0 + token_cost * _SIZES)
-        self._off: Floats = np.zeros(len(_SIZES))
-        """What is added to the first guess."""
+        self._first = [math.log(1.0 + token_cost * tokens) for tokens in _SIZES]
+        self._off = [0.0] * len(_SIZES)
+        """What is added to the first guess, of sizes that were seen."""
         self._seen = [0] * len(_SIZES)
-        self._known: Floats = self._first
-        self._last: dict[int, tuple[int, float]] = {}
-        """Of the latest sizes: the step, and the logarithm of its time."""
+        self._compared: list[int] = []
+        """The sizes of which anything was learnt, in order."""
+        self._last: dict[int, tuple[int, float, set[int]]] = {}
+        """Of the latest sizes: the step, the logarithm of its time, and the sizes that it was compared with."""
         self.steps = 0
         """Seen so far, of decodes alone."""
         self._now = 0
@@ -168,20 +218,36 @@ class Costs:
         self._at: dict[int, int] = {}
         """The step that was last of a size."""
 
-    def ends(self, tokens: int, most: int) -> Ints:
+    def ends(self, tokens: int, most: int) -> list[int]:
         """Numbers of further tokens, from 1 to `most`, of which a greater one makes a step of another size."""
-        end = min(tokens + most, int(_SIZES[-1]))
+        end = min(tokens + most, _SIZES[-1])
         if tokens >= end:
-            return np.ones(1, dtype=np.int32)
-        sizes: Ints = _SIZES[_OF[tokens + 1] : _OF[end] + 1]
-        return np.minimum(sizes, end) - tokens
+            return [1]
+        return [min(size, end) - tokens for size in _SIZES[_OF[tokens + 1] : _OF[end] + 1]]
 
-    def paid(self, tokens: int, more: Ints) -> Floats:
+    def paid(self, tokens: int, more: Iterable[int]) -> list[float]:
         """What steps of so many more than `tokens` take over what one of `tokens` does."""
-        beyond = np.maximum(1.0, (tokens + more) / max(tokens, _SIZES[-1]))
-        known = self._known[_OF[np.minimum(tokens + more, _SIZES[-1])]]
-        paid: Floats = np.exp(known - np.interp(tokens, _SIZES, self._known)) * beyond
-        return paid
+        last = _SIZES[-1]
+        size = self._size(tokens)
+        least = self._known(size)
+        if tokens < _SIZES[size]:
+            below = _SIZES[size - 1]
+            least += (self._known(size - 1) - least) * (_SIZES[size] - tokens) / (_SIZES[size] - below)
+        return [
+            math.exp(self._known(self._size(tokens + n)) - least) * max(1.0, (tokens + n) / max(tokens, last))
+            for n in more
+        ]
+
+    def _known(self, size: int) -> float:
+        """The logarithm of what a step of this size takes, but for a summand that all sizes have."""
+        at, compared = bisect_left(self._compared, size), self._compared
+        if not compared:
+            return self._first[size]
+        if at == len(compared) or at == 0 or compared[at] == size:
+            return self._first[size] + self._off[compared[min(at, len(compared) - 1)]]
+        below, above = compared[at - 1], compared[at]
+        part = (_SIZES[size] - _SIZES[below]) / (_SIZES[above] - _SIZES[below])
+        return self._first[size] + self._off[below] + part * (self._off[above] - self._off[below])
 
     def fresh(self, tokens: int) -> bool:
         """Whether a step of so many was seen lately, or none at all."""
@@ -197,30 +263,38 @@ class Costs:
         """A step of another kind came between."""
         self._now += 1
 
-    def learn(self, tokens: int, took_ns: int) -> None:
+    def learn(self, tokens: int, more: int, took_ns: int) -> None:
+        """A step of so many tokens and so many guesses."""
         self.steps += 1
         self._now += 1
-        here, now = self._size(tokens), float(np.log(max(1, took_ns)))
+        here, now = self._size(tokens + more), math.log(max(1, took_ns))
         self._at[here] = self.steps
-        surprises = []
-        for there, (at, then) in list(self._last.items()):
+        guessed = len(self._compared) > 1  # from sizes that were compared
+        if not self._seen[here]:
+            self._off[here] = self._known(here) - self._first[here]
+        surprises: list[float] = []
+        for there, (at, then, met) in list(self._last.items()):
             if self._now - at > _APART:
                 del self._last[there]
-            elif there != here:
+            elif there != here and (more or here not in met):  # a step of guesses that was slow is told of once
+                met.add(here)
                 expected = self._first[here] + self._off[here] - self._first[there] - self._off[there]
                 surprises.append(now - then - expected)
-        self._last[here] = self._now, now
+        self._last[here] = self._now, now, set()
         if not surprises:
             return
-        few = self._seen[here] < _FEW
+        few = self._seen[here] < _FEW and (more > 0 or self.steps <= _AGE)
         widest = _WIDE if few else _WIDEST
         surprise = min(max(sorted(surprises)[len(surprises) // 2], -widest), widest)
-        # Of few the quickest counts: what is thought too dear is not made again, and so never seen to be cheap.
-        self._off[here] += surprise * (1.0 if few and surprise < 0 else max(_STEP, 1 / (1 + self._seen[here])))
+        # Of few with guesses the quickest counts: what is thought too dear is not made again, and so never seen to be
+        # cheap. Not of those without: were they thought too cheap, no guess would pay.
+        self._off[here] += surprise * (
+            1.0 if few and more and surprise < 0 else max(_STEP, 1 / (1 + (guessed and not more) + self._seen[here]))
+        )
+        if not self._seen[here]:
+            insort(self._compared, here)
         self._seen[here] += 1
-        seen = np.flatnonzero(self._seen)
-        self._known = self._first + np.interp(_SIZES, _SIZES[seen], self._off[seen])
 
     @staticmethod
     def _size(tokens: int) -> int:
-        return int(_OF[min(tokens, len(_OF) - 1)])
+        return _OF[min(tokens, len(_OF) - 1)]

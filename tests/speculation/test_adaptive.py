@@ -128,8 +128,8 @@ def test_costs_are_learnt_under_any_load() -> None:
     for i in range(600):
         load = 3.0 + 2.0 * np.sin(i / 40)
         burst = 10.0 if draw.random() < 0.05 else 1.0
-        costs.learn(sizes[i % 8], int(5e6 * true[sizes[i % 8]] * load * burst * draw.uniform(0.95, 1.05)))
-    said = costs.paid(1, np.arange(9, dtype=np.int32)).tolist()
+        costs.learn(1, sizes[i % 8] - 1, int(5e6 * true[sizes[i % 8]] * load * burst * draw.uniform(0.95, 1.05)))
+    said = costs.paid(1, range(9))
     for t in sizes:
         assert abs(said[t - 1] / true[t] - 1) < 0.2, (t, said)
     assert true[4] < said[5] < true[8] * 1.2  # six were never seen
@@ -203,7 +203,7 @@ def test_one_slow_look_does_not_turn_guesses_off() -> None:
 def test_where_nothing_is_hoped_for_nobody_gets_more_than_there_is_room_for(most: int) -> None:
     policy, given = load_policy("speculation", "adaptive", {"most": most}), scene("", 0, 3)
     policy.observe(took([66] * 2000, [10**6] * 2000, right=0, decodes=2))  # hope is 0 now
-    policy.observe(took([2, 6, 2, 68] * 20, [10**6, 10**6 // 2] * 40, decodes=2))
+    policy.observe(took([2, 6, 2, 68] * 200, [10**6, 10**6 // 2] * 400, decodes=2))
     policy.observe(took([66] * 2000, [10**6 // 2] * 2000, right=0, decodes=2))
     policy.observe(took([2], [10**6], decodes=2))
     running = replace(
@@ -216,3 +216,84 @@ def test_where_nothing_is_hoped_for_nobody_gets_more_than_there_is_room_for(most
     lengths = policy.draft_lengths(replace(given.step, step=1), running)
     assert lengths.any()
     assert (lengths <= [0, 1, most]).all()
+
+
+def world(n: int, steps: int, right: float, step: float, more: float) -> tuple[list[int], list[float]]:
+    """`n` sequences whose every guess is right with probability `right`, and where a step with guesses takes 1 + `step`
+    of one without, and for each guess `more` of it: guesses made, and tokens gained by them (those that the step's
+    extra time would have yielded taken off), by step."""
+    policy, given, draw = load_policy("speculation", "adaptive", {}), scene("", 0, n), np.random.default_rng(n)
+    judged, hits = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
+    made, gained = list[int](), list[float]()
+    for number in range(1, steps + 1):
+        running = replace(
+            given.running,
+            decoding=np.ones(n, dtype=np.bool_),
+            output_left=np.full(n, 900, dtype=np.int32),
+            judged=judged.copy(),
+            right=hits.copy(),
+        )
+        lengths = policy.draft_lengths(replace(given.step, step=number), running)
+        accepted = np.array([int((np.cumsum(draw.random(k) >= right) == 0).sum()) for k in lengths], dtype=np.int32)
+        judged, hits = judged + np.minimum(accepted + 1, lengths), hits + accepted
+        old = judged > 64
+        judged, hits = np.where(old, judged // 2, judged), np.where(old, hits // 2, hits)
+        drafted = int(lengths.sum())
+        extra = step + more * drafted if drafted else 0.0
+        seen = replace(
+            took([n + drafted], [int(3e7 * (1 + extra) * draw.uniform(0.95, 1.05))], decodes=n),
+            accepted=np.array([accepted.sum()], dtype=np.int32),
+        )
+        policy.observe(seen)
+        made.append(drafted)
+        gained.append(float(accepted.sum()) - n * extra)
+    return made, gained
+
+
+@pytest.mark.parametrize(("n", "most"), [(1, 13), (8, 28), (32, 80)])
+@pytest.mark.parametrize("right", [0.0, 0.1])
+def test_guesses_that_never_pay_cost_few_tokens(n: int, most: int, right: float) -> None:
+    """In 500 steps, where a guess costs as much as a token is worth or half of it."""
+    for more in (1.0 / n, 0.5 / n):
+        made, gained = world(n, 500, right, step=0.05, more=more)
+        assert -sum(gained) < most, (made, sum(gained))
+
+
+def test_guesses_that_yield_less_than_was_hoped_for_stop() -> None:
+    """The latest guesses of all sequences were right nine times in ten, and now one in five is: at half of what a token
+    is worth they do not pay, whatever is remembered of them."""
+    policy, given, made = load_policy("speculation", "adaptive", {}), scene("", 0, MANY), list[int]()
+    each = np.ones(MANY, dtype=np.int32)
+    running = replace(given.running, decoding=each > 0, output_left=each * 2, judged=each * 60, right=each * 54)
+    for number in range(1, 201):
+        asked = int(policy.draft_lengths(replace(given.step, step=number), running).sum())
+        seen = took([MANY + asked], [int(3e7 * (1 + 0.5 * asked / MANY))], decodes=MANY, asked=asked)
+        policy.observe(replace(seen, accepted=np.array([asked // 5], dtype=np.int32)))
+        made.append(asked)
+    assert 0 < np.count_nonzero(made) < 40
+
+
+def test_a_slow_step_before_fewer_sequences_does_not_turn_guesses_off() -> None:
+    """Guesses cost half a step and yield nearly as many tokens as it. As some sequences end, the last step before takes
+    three times as long: those that are left guess on."""
+    policy, given, most = load_policy("speculation", "adaptive", {}), scene("", 0, MANY), list[int]()
+    for number in range(1, 121):
+        n = MANY if number <= 60 else 27
+        each = np.ones(n, dtype=np.int32)
+        running = replace(
+            scene("", 0, n).running, decoding=each > 0, output_left=each * 2, judged=each * 40, right=each * 36
+        )
+        asked = int(policy.draft_lengths(replace(given.step, step=number), running).sum())
+        slow = 3 if number == 60 else 1
+        policy.observe(took([n + asked], [int(3e7 * (1 + 0.5 * asked / n) * slow)], decodes=n, asked=asked))
+        most.append(asked)
+    assert np.count_nonzero(most[20:60]) > 35
+    assert np.count_nonzero(most[62:]) > 50
+
+
+@pytest.mark.parametrize("n", [1, 8, 32])
+def test_guesses_that_pay_are_found_soon(n: int) -> None:
+    """Right four times in five, at a third of what a token is worth: made in most steps from the 20th on."""
+    made, gained = world(n, 200, 0.8, step=0.02, more=0.3 / n)
+    assert np.count_nonzero(made[20:120]) > 80
+    assert sum(gained) > 0.35 * 200 * n
