@@ -65,21 +65,23 @@ def loaded(mode: str, threads: int, drafter: str) -> tuple[NativeExecutor, Nativ
 
 
 class Side:
-    """One of the two that answer: seconds in all, and in steps that compute no prompt (with what lies between them)."""
+    """One of the two that answer: seconds in all, and in steps that compute no prompt (with what lies between them).
+    Its clock stands while the other one goes on: a step's time, as its policy sees it, is its own."""
 
     def __init__(self, executor: Executor, requests: list[Enqueue], policy: str) -> None:
-        self.replica = Replica(executor, policy=policy, slots=32, depth=1, budget=512, clock=time.monotonic_ns)
+        self.replica = Replica(executor, policy=policy, slots=32, depth=1, budget=512, clock=self._now_ns)
         self.replica.submit(requests)
         self.whole = self.decoding = 0.0
+        self._began = 0.0
         self.progress = 0
         """Tokens of prompts computed and of answers said."""
 
     def step(self) -> bool:
         """Go on up to a step's result; False if there is none to come."""
-        replica, before, started = self.replica, len(self.replica.results), time.perf_counter()
+        replica, before, self._began = self.replica, len(self.replica.results), time.perf_counter()
         while (moved := replica.advance()) and len(replica.results) == before:
             pass
-        spent = time.perf_counter() - started
+        spent = time.perf_counter() - self._began
         self.whole += spent
         self.decoding += spent
         if moved:
@@ -89,6 +91,10 @@ class Side:
             if prompts:
                 self.decoding -= (result.finished_ns - result.started_ns) / 1e9
         return moved
+
+    def _now_ns(self) -> int:
+        """While it goes on."""
+        return int((self.whole + time.perf_counter() - self._began) * 1e9)
 
 
 def side_by_side(first: Side, other: Side) -> None:
