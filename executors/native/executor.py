@@ -58,7 +58,11 @@ class _Heard(NamedTuple):
 
 
 class NativeExecutor:
-    """Entry point `native` of `octavo.executor`."""
+    """Entry point `native` of `octavo.executor`.
+
+    It begins a step when it has told of the one before. Begun ahead, on a thread of the library, steps were no faster
+    where threads take all cores: what was told then took its time out of the step under way (two cores, two looks, of
+    the rate before: 0.93 and 0.98 with one stream, 1.05 and 0.94 with 8, 0.97 and 1.03 with 32)."""
 
     def __init__(
         self,
