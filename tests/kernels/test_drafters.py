@@ -32,6 +32,7 @@ from octavo.executors.drafting.medusa import Head, save_heads
 from octavo.executors.residents import Span
 from tests.executors.tiny import VOCAB, save_tiny
 from tests.kernels.conftest import Maker
+from tests.kernels.results import write
 from tests.kernels.test_executor import Bytes, Mode, config, prompt
 from tests.speculation.replica import Replica, asked
 from tests.speculation.test_eagle import random_head
@@ -145,6 +146,31 @@ def test_guesses_change_no_bit(make: Make, plain: dict[str, Replica], drafter: s
 
 def is_tree(result: StepResult) -> bool:
     return len(result.depth) > 0 and bool((result.depth < result.drafted).any())
+
+
+@pytest.mark.timeout(1200)
+def test_the_whole_grid(make: Make, plain: dict[str, Replica], request: pytest.FixtureRequest) -> None:
+    """Every drafter, one to eight guesses, with room for all and through a death; writes what it found."""
+    if not request.config.getoption("--kernels-all"):
+        pytest.skip("needs --kernels-all")
+    want, found = without(make, plain), []
+    for drafter in DRAFTERS:
+        for k in range(1, 9):
+            runs = [Replica(make(drafter), options={"tokens": k}, crash_at=crash_at) for crash_at in (-1, 6)]
+            for run in runs:
+                assert run.run(REQUESTS) == want.said, (drafter, k)
+                assert told(run) == told(want), (drafter, k)
+            drafted, accepted = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
+            found.append(f"| {drafter} | {k} | {drafted} | {accepted} |")
+    about = (
+        "The CUDA executor on the emulator, mode `exact`, a random model of four layers; four requests (five choices) "
+        "with sampler options, run with room for all and with the executor dying at its sixth step. In every cell "
+        "token ids and log-probabilities are those without guesses. `target` is a draft model that is the target."
+    )
+    write(
+        "speculation_grid_cuda.md",
+        [about, "", "| drafter | k | guesses verified | right |", "|---|--:|--:|--:|", *found],
+    )
 
 
 @pytest.mark.parametrize("drafter", ["target", "eagle-3 tree"])
