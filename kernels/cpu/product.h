@@ -80,7 +80,7 @@ inline void load_scales(const Place& at, F& factor, F& second) {
 }
 
 template <int KIND, int MT>
-void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink& sink) {
+void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, int count, Sink& sink) {
     const int groups = w.cols / GROUP;
     const uint8_t* data = w.data + size_t(block) * w.block_bytes;
     const size_t panel = size_t(m0 / LANES) * LANES, slot = m0 % LANES;
@@ -89,7 +89,7 @@ void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink
     const float* scaled_sum = a.scaled_sum + panel * groups + slot;
     const int32_t* excess = a.excess + panel * groups + slot;
     const int32_t* low = a.low + panel * groups + slot;
-    constexpr int SIDE = MT < 4 ? MT : 4;  // rows whose sums go on side by side: each waits for itself only
+    constexpr int SIDE = MT < 4 ? MT : MT % 4 ? 3 : 4;  // rows whose sums go on side by side: each waits for itself only
     F y[MT];
     for (int m = 0; m < MT; m++) y[m] = zero();
     for (int g = 0; g < groups; g++) {
@@ -129,7 +129,7 @@ void int8_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink
         excess += LANES;
         low += LANES;
     }
-    emit(sink, m0, MT, block, y);
+    emit(sink, m0, count, block, y);
 }
 
 // A group's weights as the numbers that they stand for, [column][row].
@@ -151,7 +151,7 @@ __attribute__((noinline)) void dequantise(const Place& at, float* out) {
 
 // The same weights against fp32 activations.
 template <int KIND, int MT>
-void exact_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink& sink) {
+void exact_tile(const OctMatrix& w, int block, const Activations& a, int m0, int count, Sink& sink) {
     const int groups = w.cols / GROUP;
     const uint8_t* data = w.data + size_t(block) * w.block_bytes;
     const float* x = a.x + size_t(m0 / LANES) * LANES * w.cols + m0 % LANES;
@@ -166,7 +166,7 @@ void exact_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sin
             for (int m = 0; m < MT; m++) y[m] = fma(weight, set(x[k * LANES + m]), y[m]);
         }
     }
-    emit(sink, m0, MT, block, y);
+    emit(sink, m0, count, block, y);
 }
 
 template <int KIND>
@@ -177,7 +177,7 @@ inline F column(const uint8_t* block, int k) {
 }
 
 template <int KIND, int NB, int MT>
-void float_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sink& sink) {
+void float_tile(const OctMatrix& w, int block, const Activations& a, int m0, int count, Sink& sink) {
     const uint8_t* data[NB];
     for (int b = 0; b < NB; b++) data[b] = w.data + size_t(block + b) * w.block_bytes;
     const float* x = a.x + size_t(m0 / LANES) * LANES * w.cols + m0 % LANES;
@@ -195,30 +195,36 @@ void float_tile(const OctMatrix& w, int block, const Activations& a, int m0, Sin
             for (int b = 0; b < NB; b++) y[b][m] = fma(weight[b], value, y[b][m]);
         }
     }
-    for (int b = 0; b < NB; b++) emit(sink, m0, MT, block + b, y[b]);
+    for (int b = 0; b < NB; b++) emit(sink, m0, count, block + b, y[b]);
 }
 
-// One block over all rows of [m, end), in the largest tiles that fit; `T<MT>::run`.
+// One block over all rows of [m, end) in tiles; `T<MT>::run`. The last one may compute rows of its panel beyond the end: a
+// smaller one and another would unpack all weights twice.
 template <template <int> class T>
 inline void sweep(const OctMatrix& w, int block, const Activations& a, int m, int end, Sink& sink) {
-    for (; m + MOST_ROWS <= end; m += MOST_ROWS) T<MOST_ROWS>::run(w, block, a, m, sink);
-    if (MOST_ROWS > 8 && m + 8 <= end) T<8>::run(w, block, a, m, sink), m += 8;
-    if (MOST_ROWS > 4 && m + 4 <= end) T<4>::run(w, block, a, m, sink), m += 4;
-    if (m + 2 <= end) T<2>::run(w, block, a, m, sink), m += 2;
-    if (m < end) T<1>::run(w, block, a, m, sink);
+    constexpr int EIGHT = MOST_ROWS > 8 ? 8 : MOST_ROWS, SIX = MOST_ROWS > 8 ? 6 : MOST_ROWS;
+    for (; m + MOST_ROWS - MOST_ROWS / 4 < end; m += MOST_ROWS)
+        T<MOST_ROWS>::run(w, block, a, m, least(MOST_ROWS, end - m), sink);
+    if (MOST_ROWS > 8 && m + 8 < end) T<EIGHT>::run(w, block, a, m, 8, sink), m += 8;
+    const int n = end - m;
+    if (n > 6) T<EIGHT>::run(w, block, a, m, n, sink);
+    else if (n > 4) T<SIX>::run(w, block, a, m, n, sink);
+    else if (n > 2) T<4>::run(w, block, a, m, n, sink);
+    else if (n == 2) T<2>::run(w, block, a, m, n, sink);
+    else if (n == 1) T<1>::run(w, block, a, m, n, sink);
 }
 
 template <int KIND>
 struct Int8 {
-    template <int MT> struct Tile { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { int8_tile<KIND, MT>(w, b, a, m, s); } };
+    template <int MT> struct Tile { static void run(const OctMatrix& w, int b, const Activations& a, int m, int n, Sink& s) { int8_tile<KIND, MT>(w, b, a, m, n, s); } };
 };
 template <int KIND>
 struct Exact {
-    template <int MT> struct Tile { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { exact_tile<KIND, MT>(w, b, a, m, s); } };
+    template <int MT> struct Tile { static void run(const OctMatrix& w, int b, const Activations& a, int m, int n, Sink& s) { exact_tile<KIND, MT>(w, b, a, m, n, s); } };
 };
 template <int KIND>
 struct Float {
-    template <int MT> struct Tile { static void run(const OctMatrix& w, int b, const Activations& a, int m, Sink& s) { float_tile<KIND, 1, MT>(w, b, a, m, s); } };
+    template <int MT> struct Tile { static void run(const OctMatrix& w, int b, const Activations& a, int m, int n, Sink& s) { float_tile<KIND, 1, MT>(w, b, a, m, n, s); } };
 };
 
 template <int KIND>
@@ -235,8 +241,8 @@ void float_product(const OctMatrix& w, int from, int to, const Activations& a, i
     int block = from;
     if (end - m <= 2)
         for (; block + 4 <= to; block += 4) {
-            if (end - m == 2) float_tile<KIND, 4, 2>(w, block, a, m, sink);
-            else float_tile<KIND, 4, 1>(w, block, a, m, sink);
+            if (end - m == 2) float_tile<KIND, 4, 2>(w, block, a, m, 2, sink);
+            else float_tile<KIND, 4, 1>(w, block, a, m, 1, sink);
         }
     for (; block < to; block++) sweep<Float<KIND>::template Tile>(w, block, a, m, end, sink);
 }
