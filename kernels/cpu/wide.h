@@ -157,9 +157,11 @@ int64_t wide_byte_products(int rounds) {
     alignas(64) uint8_t weights[PIECES][NB][64] = {};
     alignas(64) int8_t x[MT][4 * PIECES] = {};
     asm volatile("" ::"r"(weights), "r"(x) : "memory");
-    __m512i a[NB][MT];
-    for (auto& block : a)
-        for (__m512i& sum : block) sum = _mm512_setzero_si512();
+    __m512i a[NB][MT];  // in registers, as every index is known when this is compiled
+#pragma GCC unroll 4
+    for (int b = 0; b < NB; b++)
+#pragma GCC unroll 6
+        for (int m = 0; m < MT; m++) a[b][m] = _mm512_setzero_si512();
     for (int round = 0; round < rounds; round++)
         for (int j = 0; j < PIECES; j++) {
             __m512i weight[NB];
@@ -174,8 +176,10 @@ int64_t wide_byte_products(int rounds) {
             asm volatile("" ::: "memory");
         }
     __m512i all = _mm512_setzero_si512();
-    for (auto& block : a)
-        for (__m512i& sum : block) all = _mm512_or_si512(all, sum);
+#pragma GCC unroll 4
+    for (int b = 0; b < NB; b++)
+#pragma GCC unroll 6
+        for (int m = 0; m < MT; m++) all = _mm512_or_si512(all, a[b][m]);
     return _mm512_test_epi32_mask(all, all) ? 0 : int64_t(rounds) * PIECES * NB * MT * LANES * 4 * 2;
 }
 
