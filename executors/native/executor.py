@@ -111,6 +111,7 @@ class NativeExecutor:
             facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
         weights = Weights(library, checkpoint, exact=exact, wanted=config.executor.weights, context=facts.context)
         model = Native(weights, Pool(facts.places, facts.block_size, kind), threads, isa)
+        model.ready(config.scheduler.chunk_budget)
         facts = msgspec.structs.replace(
             facts,
             executor=how,

@@ -165,6 +165,11 @@ class Native:
         kinds = {matrix.kind for matrix in self.weights.matrices.values()}
         return not self.weights.exact and any(self._library.oct_prompts(self.isa, kind) for kind in kinds)
 
+    def ready(self, tokens: int) -> None:
+        """Take from the system now what a step of up to `tokens` writes, and the first blocks of the pool, for which
+        the first step would wait."""
+        self._library.oct_ready(self._model, tokens)
+
     def copy_blocks(self, source: Int32s, target: Int32s) -> None:
         """As if all were read before any is written."""
         none = int32s([])

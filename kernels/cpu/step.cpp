@@ -48,6 +48,14 @@ public:
     T* as() const {
         return reinterpret_cast<T*>(data_);
     }
+    // Take [from, from + count) from the system now. What is there stays.
+    void touch(size_t from, size_t count) const {
+        constexpr size_t PAGE = 4096;
+        for (size_t i = from; i < bytes_ && i < from + count; i += PAGE) {
+            volatile uint8_t* byte = data_ + i;
+            *byte = *byte;
+        }
+    }
 
 private:
     void swap(Region& other) {
@@ -65,6 +73,9 @@ struct Prepared {
     Prepared(size_t rows, int columns) : Prepared(cells(rows, columns)) {}
     explicit Prepared(size_t n)
         : x(n * 4), q(n), scale(n / GROUP * 4), scaled_sum(n / GROUP * 4), excess(n / GROUP * 4), low(n / GROUP * 4), half(n * 2) {}
+    void touch(size_t most) const {
+        for (const Region* region : {&x, &q, &scale, &scaled_sum, &excess, &low, &half}) region->touch(0, most);
+    }
     static size_t cells(size_t rows, int columns) { return (rows + LANES - 1) / LANES * LANES * size_t(columns); }
 };
 
@@ -205,6 +216,22 @@ struct OctModel final : Job {
         seats.resize(slots > size_t(capacity) ? slots : size_t(capacity));
         for (size_t i = 0; i < seats.size(); i++) seats[i] = int(i);
         checks = Region(size_t(capacity) * size_t(shape.threads) * LANES * 4);
+    }
+
+    // Room for so many tokens, and what a first step would take from the system: some of it, where it is much.
+    void ready(int tokens) {
+        constexpr size_t MUCH = 8 << 20, FIRST_BLOCKS = 512 << 10;  // of each layer: mostly one huge page
+        reserve(tokens);
+        for (const Region& region : rows) region.touch(0, MUCH);
+        shared.touch(MUCH);
+        for (const Scratch& one : scratch) {
+            one.rows.touch(MUCH);
+            for (const Region* region : {&one.row, &one.moved, &one.scores, &one.queries, &one.rounded, &one.head, &one.key,
+                                         &one.tile, &one.parts})
+                region->touch(0, MUCH);
+        }
+        for (int layer = 0; layer < shape.layers; layer++)
+            pool.touch(size_t(layer) * layer_bytes, layer_bytes < FIRST_BLOCKS ? layer_bytes : FIRST_BLOCKS);
     }
 
     int check(const OctStep& s) const;
@@ -1032,6 +1059,8 @@ OCT_API int32_t oct_prompts(int32_t isa, int32_t kind) { return prompts(isa_of(l
 OCT_API uint64_t oct_block_bytes(const OctShape* shape) {
     return layout_of(*shape, isa_of(shape->isa)).bytes * uint64_t(shape->kv_heads);
 }
+
+OCT_API void oct_ready(OctModel* model, int32_t tokens) { model->ready(tokens); }
 
 OCT_API void oct_model_free(OctModel* model) { delete model; }
 
