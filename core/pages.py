@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from array import array
 from collections.abc import Iterator
 from mmap import PAGESIZE
 from pathlib import Path
 
+import numpy as np
+
 HUGE = 2 << 20
-_PRESENT = 1 << 63
+MOST = 256 << 20
+"""Bytes of one mapping of a heap. A greater one holds weights or KV: its owner has said how it wants it, and to look at
+every page of it would take seconds."""
+
+_PRESENT = np.uint64(1 << 63)
 _MADV_COLLAPSE = 25
 
 
@@ -37,20 +42,22 @@ def _worth() -> Iterator[int]:
     """Where the heap fills at least half of a huge page: less would cost more memory than it saves time."""
     try:
         with Path("/proc/self/maps").open() as maps, Path("/proc/self/pagemap").open("rb") as pagemap:
-            for start, end in list(_heap(maps)):
-                for at in range(-(-start // HUGE) * HUGE, end - HUGE + 1, HUGE):
-                    pagemap.seek(at // PAGESIZE * 8)
-                    pages = array("Q", pagemap.read(HUGE // PAGESIZE * 8))
-                    if sum(page >= _PRESENT for page in pages) * 2 >= len(pages):
-                        yield at
+            for first, pages in list(_heap(maps)):
+                pagemap.seek(first // PAGESIZE * 8)
+                entries = np.frombuffer(pagemap.read(pages * 8), np.uint64)
+                if len(entries) == pages:  # or it has gone meanwhile
+                    present = (entries >= _PRESENT).reshape(-1, HUGE // PAGESIZE).mean(axis=1)
+                    yield from (first + HUGE * np.flatnonzero(present >= 0.5)).tolist()
     except OSError:  # a system that does not show them: nothing is made
         return
 
 
 def _heap(maps: Iterator[str]) -> Iterator[tuple[int, int]]:
-    """Memory of no file that can be written."""
+    """Memory of no file that can be written: the first place for a huge page, and the pages in all such places."""
     for line in maps:
         where, access, _, _, _, *name = line.split()
         if access.startswith("rw") and name in ([], ["[heap]"]):
-            start, end = where.split("-")
-            yield int(start, 16), int(end, 16)
+            start, end = (int(side, 16) for side in where.split("-"))
+            first, last = -(-start // HUGE) * HUGE, end // HUGE * HUGE
+            if first < last and end - start <= MOST:
+                yield first, (last - first) // PAGESIZE

@@ -6,17 +6,23 @@ import ctypes
 import mmap
 from pathlib import Path
 
-from octavo.core.pages import HUGE, make_huge
+import pytest
+
+from octavo.core.pages import HUGE, MOST, make_huge
 
 PAGE = mmap.PAGESIZE
 PAGES = 4 * HUGE // PAGE
 
+pytestmark = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="the system does not show its pages")
 
-def touched(every: int) -> mmap.mmap:
-    """Memory with one page in so many written to, whole huge pages among it."""
-    memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+def touched(every: int, size: int = PAGES * PAGE) -> mmap.mmap:
+    """Memory with one page in so many written to, whole huge pages among it; some systems would fill them at once."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
     for page in range(0, PAGES, every):
         memory[page * PAGE : page * PAGE + 4] = page.to_bytes(4, "little")
+    memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
@@ -35,3 +41,9 @@ def test_what_is_there_stays_and_what_is_hardly_used_takes_no_more() -> None:
     assert all(full[page * PAGE : page * PAGE + 4] == page.to_bytes(4, "little") for page in range(PAGES))
     assert present(full) == PAGES
     assert present(sparse) == before == PAGES // 64
+
+
+def test_what_is_too_great_for_a_heap_stays_as_it_is() -> None:
+    weights = touched(every=2, size=MOST + HUGE)
+    make_huge()
+    assert present(weights) == PAGES // 2
