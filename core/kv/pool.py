@@ -171,10 +171,10 @@ class BlockPool:
         root)."""
         if (evicted_ns := self._gone.get(key)) is not None:
             return Miss("evicted", evicted_ns=evicted_ns)
-        if not (below := self._below.get(parent)):
+        last = islice(reversed(self._below.get(parent, {}).items()), COMPARED)
+        own = b"".join(other for block, other in last if self._tenant[block] == tenant and not self._is_held(block))
+        if not own:
             return Miss("new" if parent == NO_BLOCK else "ends")
-        last = islice(reversed(below.items()), COMPARED)
-        own = b"".join(other for block, other in last if self._tenant[block] == tenant)
         common = _common(tokens, own)
         if _common(read(tokens), read(own)) > common:
             return Miss("generated", common)
@@ -243,7 +243,7 @@ class BlockPool:
         heapq.heapify(heap)
         for left in range(need, 0, -1):
             *_, block = heapq.heappop(heap)
-            if self.host is not None and (key := self._key[block]) is not None and len(key) == KEY_BYTES:
+            if self.host is not None and (key := self._key[block]) is not None and not self._is_held(block):
                 self.host.keep(key, block, self._owner(block))
             parent = self._forget(block)
             if parent != NO_BLOCK and self._unreferenced[parent] and self._children[parent] == 0:
@@ -295,6 +295,11 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         return self._key[block] is not None
 
+    def _is_held(self, block: int) -> bool:
+        """Whether it is in the tree under a held key."""
+        key = self._key[block]
+        return key is not None and len(key) != KEY_BYTES
+
     def flush(self, tenants: Container[int], prefix: bytes = b"") -> tuple[int, int]:
         """Take out of the tree what is there of these tenants' sequences that begin with these int32 ids: what lies
         behind the prefix, and of the prefix itself what nothing else hangs on. Gives how many blocks are free now, and
@@ -341,7 +346,7 @@ class BlockPool:
     def _forget(self, block: int) -> int:
         """Evict an unreferenced leaf; gives its parent."""
         key = self._key[block]
-        if key is not None and len(key) == KEY_BYTES:
+        if key is not None and not self._is_held(block):
             self._gone[key] = self.now_ns
             if len(self._gone) > REMEMBERED * self.total:
                 del self._gone[next(iter(self._gone))]

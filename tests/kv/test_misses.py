@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.core.messages import Kind, Match, Matched, Open, Sampling, col
-from tests.kv.test_kv_core import Kv
+from tests.kv.test_kv_core import Kv, released_while_computed
 
 PROMPT = list(range(10, 20))
 """Two blocks of four and a bit."""
@@ -57,6 +57,16 @@ def test_what_another_tenant_has_is_not_shared_but_said() -> None:
     assert asked(kv, [10, 11, 99, 99, 99], b"other") == (0, "new", 0)  # no whole block of it is anybody's
     seen(kv, [10, *range(50, 58)], b"other")
     assert asked(kv, [10, 11, 99, 99, 99], b"other") == (0, "differs", 1)  # what differs is of its own
+
+
+def test_what_is_not_to_be_found_yet_is_nothing_to_differ_from() -> None:
+    kv = Kv()
+    released_while_computed(kv)
+    assert asked(kv, PROMPT) == (4, "ends", 4)
+    assert asked(kv, [*PROMPT[:6], 99, 99, 99]) == (4, "ends", 4)
+    kv.plan(taken=2)
+    assert asked(kv, PROMPT) == (8, "", 8)
+    assert asked(kv, [*PROMPT[:6], 99, 99, 99]) == (4, "differs", 6)
 
 
 def test_an_eviction_is_told_with_its_time() -> None:
