@@ -126,8 +126,9 @@ class CudaExecutor:
         facts = msgspec.structs.replace(facts, executor=", ".join(how), total_blocks=1)
         forward = Forward(decoder, recorder)
         with torch.inference_mode():
-            trial = Stacks(forward, facts, kv, recorder)
-            drafting = Drafting.of(host(config, facts, trial))  # takes what it takes beside the pool
+            small = msgspec.structs.replace(facts, host_blocks=0)
+            trial = Stacks(forward, small, kv, recorder)
+            drafting = Drafting.of(host(config, small, trial))  # takes what it takes beside the pool
             beside = Forward(decoder)
             forward.taps = beside.taps = drafting.taps
             held = trial.own_bytes * facts.host_blocks
@@ -136,6 +137,7 @@ class CudaExecutor:
             worst = partial(worst_step, beside, config)
             room = room_for(memory, worst, each, 0 if config.kv.fit else wanted, size, held + named, named)
             decoder.allocate(room.blocks)
+            decoder.saturated.zero_()  # of tokens that nobody has said
             facts = msgspec.structs.replace(facts, total_blocks=room.blocks)
             check_memory(msgspec.structs.replace(facts, total_blocks=0), block_bytes + trial.pool_bytes)
             del drafting

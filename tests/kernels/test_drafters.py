@@ -18,7 +18,7 @@ from octavo.core.messages import Sampling, StepResult
 from octavo.core.models.errors import ModelError
 from octavo.core.trace.catalogue import RequestPreempted, StepBound
 from octavo.executors.cpu.executor import CpuExecutor
-from octavo.executors.cpu.llama import Llama
+from octavo.executors.cpu.llama import KvPool, Llama
 from octavo.executors.cpu.stacks import CpuStack
 from octavo.executors.cuda.batch import Batch
 from octavo.executors.cuda.emulated import again
@@ -27,7 +27,7 @@ from octavo.executors.cuda.graphs import Graphs, Kind, Pass
 from octavo.executors.cuda.memory import RESERVED
 from octavo.executors.cuda.stacks import CudaStack
 from octavo.executors.drafting.contract import Stack
-from octavo.executors.drafting.eagle_head import HeadSpec, save_head
+from octavo.executors.drafting.eagle_head import EagleHead, HeadSpec, save_head
 from octavo.executors.drafting.medusa import Head, save_heads
 from octavo.executors.residents import Span
 from tests.executors.tiny import VOCAB, save_tiny
@@ -246,6 +246,20 @@ def test_the_pool_has_room_for_what_a_drafter_keeps(make: Make, drafter: str, pe
     assert (executor.facts.total_blocks, executor.facts.block_bytes) == (7, block)
     with pytest.raises(ModelError, match=r"leaves a pool of 112 tokens, kv\.tokens asks for 128"):
         make(drafter, tokens=128, memory=memory, host_tokens=32)
+
+
+def test_what_a_head_keeps_is_not_there_yet_when_it_is_counted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the pool's part of it nor that of the places in host memory, which free bytes would lack once more."""
+    places: list[int] = []
+
+    def pool(self: EagleHead, blocks: int, block_size: int) -> KvPool:
+        places.append(blocks)
+        return made(self, blocks, block_size)
+
+    made = EagleHead.pool
+    monkeypatch.setattr(EagleHead, "pool", pool)
+    make("eagle-1", tokens=128, host_tokens=320)
+    assert places == [1, 8 + 20]
 
 
 def test_a_head_computes_where_the_target_does() -> None:
