@@ -154,12 +154,12 @@ class Graphs:
         if (found := self._recorded.get(kind)) is None:
             graph = _Graph(self._decoder, kind, self._fill)
             graph.fill(batch)
-            graph.work()  # loads kernels and writes the very KV that the replay writes again
-            graph, replay = self._recorded[kind] = (graph, self._recorder(graph.work))
+            graph.work()  # loads kernels, and is this step: what is recorded begins with the next of its kind
+            self._recorded[kind] = graph, self._recorder(graph.work)
         else:
             graph, replay = found
             graph.fill(batch)
-        replay()
+            replay()
         n = len(batch.ids)
         inner = graph.inner[:n] if kind.taps else None
         return Pass(graph.hidden[:n], graph.finite[:n], graph.logits[:n], inner)
