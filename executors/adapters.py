@@ -82,32 +82,28 @@ class Adapters(Generic[C, P]):
         self._in_use = in_use
         self._size = size
         self._held: dict[bytes, P] = {}
+        self._named: set[bytes] = set()
+        """Digests of those that have a name, or were read to get one."""
 
     @property
     def nbytes(self) -> int:
         return sum(map(self._size, self._held.values()))
 
     def load(self, name: str, path: str) -> Adapter:
-        where = _absolute(path)
-        try:
-            content = self._read(where)
-            if content.digest not in self._held:
-                self._held[content.digest] = self._prepare(content)
-        except OSError as error:
-            raise ModelError(f"{error.filename or where} cannot be read: {error.strerror}") from error
-        return Adapter(name, str(where), content.digest)
+        adapter = self._had(name, path)
+        self._named.add(adapter.digest)
+        return adapter
 
     def listed(self, adapters: Sequence[Adapter]) -> list[tuple[Adapter, str]]:
-        wanted = {adapter.digest for adapter in adapters} | self._in_use()
-        for digest in self._held.keys() - wanted:
-            del self._held[digest]
+        self._named = {adapter.digest for adapter in adapters}
+        self._drop()
         return [(adapter, why) for adapter in adapters if (why := self.missing(adapter)) is not None]
 
     def missing(self, adapter: Adapter) -> str | None:
         if adapter.digest in self._held:
             return None
         try:
-            found = self.load(adapter.name, adapter.path)
+            found = self._had(adapter.name, adapter.path)
         except ModelError as error:
             return f"the adapter {adapter.name!r} is not held any more: {error}"
         if found.digest != adapter.digest:
@@ -122,6 +118,22 @@ class Adapters(Generic[C, P]):
         if (why := self.missing(adapter)) is not None:
             raise AdapterError(why)
         return self._held[adapter.digest]
+
+    def _had(self, name: str, path: str) -> Adapter:
+        """What lies there, held."""
+        where = _absolute(path)
+        try:
+            content = self._read(where)
+            if content.digest not in self._held:
+                self._drop()  # of those that were in use when they lost their names some may have ended
+                self._held[content.digest] = self._prepare(content)
+        except OSError as error:
+            raise ModelError(f"{error.filename or where} cannot be read: {error.strerror}") from error
+        return Adapter(name, str(where), content.digest)
+
+    def _drop(self) -> None:
+        for digest in self._held.keys() - self._named - self._in_use():
+            del self._held[digest]
 
 
 def _absolute(path: str) -> Path:

@@ -128,6 +128,21 @@ def test_what_adapters_hold_is_counted_until_nobody_names_them(made: Made) -> No
     assert held.nbytes == 0
 
 
+def test_one_in_use_that_lost_its_name_makes_room_for_the_next(made: Made) -> None:
+    """Once it is not in use any more: nobody tells of names then."""
+    loaded = executor(made.base, "native fast")
+    held = holds(loaded)
+    red = held.load("red", str(made.red))
+    alone(loaded, prompt(5, 9), red)
+    held.listed([])
+    assert held.nbytes > 0
+    loaded.forget()
+    blue = held.load("blue", str(made.blue))
+    only = held.nbytes
+    held.listed([blue])
+    assert held.nbytes == only
+
+
 def test_adapters_differ_from_each_other_and_from_the_base(
     loaded: Executor, adapters: dict[str, Adapter | None]
 ) -> None:
