@@ -105,9 +105,10 @@ def _adapter(path: str, folder: Path) -> Described:
     try:
         about, base = summary(folder)
     except (ModelError, OSError) as error:
-        return Described(model=path, refused=dict.fromkeys(("native", "cpu"), str(error)))
+        return Described(model=path, refused=dict.fromkeys(("native", "cpu", "cuda"), str(error)))
     how = f"beside the model that it was made for: --set lora.NAME={path}"
-    return Described(model=path, what=about, runs={"native": how, "cpu": how}, notes=(f"it was made for {base}",))
+    runs = {"native": how, "cpu": how, "cuda": f"{how}, with a GPU"}
+    return Described(model=path, what=about, runs=runs, notes=(f"it was made for {base}",))
 
 
 def _inside(path: str) -> list[str]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # an executor without torch has no use for it here
     from torch import Tensor
 
 GROUP = "octavo.drafter"
+WHOLE = "executor.kind = native, cpu or cuda"
+"""Executors that offer all of a `Host` but, on some models, `trees`: for words of refusal."""
 
 
 class DrafterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.core.messages import StepBind
 from octavo.core.models.errors import ModelError
-from octavo.executors.drafting.contract import NO_DRAFT, Draft, Drafter, DrafterOptions, Host, Want
+from octavo.executors.drafting.contract import NO_DRAFT, WHOLE, Draft, Drafter, DrafterOptions, Host, Want
 from octavo.executors.drafting.paged import Written
 from octavo.executors.drafting.rolling import roll
 from octavo.executors.residents import Span
@@ -30,7 +30,7 @@ class DraftModel(Drafter):
         if not options.model:
             raise ModelError("the drafter draft-model needs speculation.options.model: the path of the smaller model")
         if host.open is None:
-            raise ModelError("this executor cannot run a second model: choose another drafter, or executor.kind=cpu")
+            raise ModelError(f"this executor cannot run a second model: choose another drafter, or {WHOLE}")
         self._stack = host.open(options.model)
         if self._stack.vocab_size < host.facts.vocab_size:
             raise ModelError(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from octavo.core.messages import StepBind
 from octavo.core.models.errors import ModelError
-from octavo.executors.drafting.contract import NO_DRAFT, Draft, Drafter, DrafterOptions, Host, Took, Want
+from octavo.executors.drafting.contract import NO_DRAFT, WHOLE, Draft, Drafter, DrafterOptions, Host, Took, Want
 from octavo.executors.drafting.eagle_head import load_head
 from octavo.executors.drafting.paged import Written
 from octavo.executors.drafting.ranking import ranked
@@ -44,9 +44,7 @@ class Eagle(Drafter):
         if not options.head:
             raise ModelError("the drafter eagle needs speculation.options.head: the folder of the head")
         if host.target is None or host.claim is None:
-            raise ModelError(
-                "this executor lends no embedding and no head: choose another drafter, or executor.kind=cpu"
-            )
+            raise ModelError(f"this executor lends no embedding and no head: choose another drafter, or {WHOLE}")
         if options.width > 1:
             need_trees(host, "eagle")
         self._target, facts = host.target, host.facts
@@ -56,7 +54,7 @@ class Eagle(Drafter):
             if not host.taps:
                 raise ModelError(
                     "an EAGLE-3 head looks into the model, which this executor does not let it do: take an EAGLE-1 or "
-                    "EAGLE-2 head, or executor.kind=cpu"
+                    f"EAGLE-2 head, or {WHOLE}"
                 )
             if layers < 3:
                 raise ModelError(f"an EAGLE-3 head looks at the inputs of three layers, the model has {layers}")

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from octavo.core.models.errors import ModelError
-from octavo.executors.drafting.contract import Draft, Drafter, DrafterOptions, Host, Want
+from octavo.executors.drafting.contract import WHOLE, Draft, Drafter, DrafterOptions, Host, Want
 from octavo.executors.drafting.rolling import roll
 
 
@@ -24,7 +24,7 @@ class EarlyExit(Drafter):
 
     def __init__(self, host: Host, options: Options) -> None:
         if host.target is None:
-            raise ModelError("this executor cannot run part of its model: choose another drafter, or executor.kind=cpu")
+            raise ModelError(f"this executor cannot run part of its model: choose another drafter, or {WHOLE}")
         layers = options.layers or host.target.layers // 2
         if not 0 < layers < host.target.layers:
             raise ModelError(f"speculation.options.layers is {layers}, the model has {host.target.layers}: take fewer")

@@ -14,7 +14,8 @@ def test_an_adapter_among_models(made: Made, capsys: pytest.CaptureFixture[str])
     assert command(str(made.base.parent)) == 0
     text = capsys.readouterr().out
     assert "is      a LoRA adapter of rank 16, on q_proj, v_proj" in text
-    assert f"native  beside the model that it was made for: --set lora.NAME={made.blue}" in text
+    for name in ("native", "cpu   ", "cuda  "):
+        assert f"{name}  beside the model that it was made for: --set lora.NAME={made.blue}" in text
     assert "llama: 3 layers of 48" in text
 
 
@@ -27,4 +28,5 @@ def test_one_that_is_not_served_says_why(made: Made) -> None:
     finally:
         path.write_text(whole)
     assert not found.runs
-    assert found.refused["native"].endswith("has DoRA, which is not served")
+    assert found.refused.keys() == {"native", "cpu", "cuda"}
+    assert all(why.endswith("has DoRA, which is not served") for why in found.refused.values())
