@@ -1,4 +1,4 @@
-// Attention over bf16 keys and values on tile registers.
+// Attention over bf16 keys and values, or bytes with scales, on tile registers.
 //
 // Sixteen rows look at sixteen positions at a time: scores = Q Kᵀ, sums = W V, queries and weights rounded to bf16, sums in
 // fp32. A product wants what it sums over in pairs, so keys are kept two dimensions side by side and values two tokens
@@ -6,7 +6,7 @@
 //
 //     K [head_dim / 2][block_size][2] │ V [block_size / 2][padded_dim][2]
 //
-// A tile of a block is read as it lies. One that is a branch of a tree, or of blocks that are no whole tiles, is put
+// A tile of a block is read as it lies; one of bytes is made bf16 when the first rows come to it. One that is a branch of a tree, or of blocks that are no whole tiles, is put
 // together first, as are values that end before their tile does: what lies there may be no number. A row of a product
 // depends on its own row of queries or weights alone, and what it does not see has weight 0: it has the same bits when it is
 // decoded, alone, and in any company.
@@ -29,7 +29,7 @@ struct Pairs {
 
 // Whether the positions of [at, at + 16) that are before `end` lie side by side, in order.
 inline bool in_order(const Attention& a, int at, int end) {
-    return a.head.pair == 2 && a.head.block_size % LANES == 0 && least(at + LANES, end) <= a.trunk;
+    return (a.head.pair == 2 || a.head.kind == OCT_I8) && a.head.block_size % LANES == 0 && least(at + LANES, end) <= a.trunk;
 }
 
 // Keys of positions [at, at + 16), those from `end` on of no account; dimensions beyond the head's, to `padded`, are 0.
@@ -76,6 +76,68 @@ inline Pairs values_of(const Attention& a, int at, int end, uint16_t* tile) {
             tile[size_t(i / 2) * row + size_t(2 * d + i % 2)] = values[l.value(cell % l.block_size, d)];
     }
     return {tile, row * 2};
+}
+
+// Both as bf16, side by side; nearest, ties up.
+inline void store_pairs(uint16_t* p, F even, F odd) {
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
+    const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+    _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
+}
+
+inline uint16_t from_byte(int8_t byte, float scale) {
+    const float value = float(byte) * scale;
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return uint16_t((bits + 0x8000) >> 16);
+}
+
+// The same of bytes, which are put together in `tile`.
+inline void put_byte_keys(const Attention& a, int at, int end, int padded, uint16_t* tile) {
+    const HeadLayout& l = a.head;
+    if (in_order(a, at, end)) {
+        const int slot = at % l.block_size;
+        const float* scales = (const float*)head_at(a, at) + slot;
+        const int8_t* keys = (const int8_t*)(head_at(a, at) + l.keys) + slot;
+        const auto of = [&](int d, F scale) { return d < l.head_dim ? mul(load_i8(keys + d * l.block_size), scale) : zero(); };
+        for (int group = 0; group < padded; group += GROUP) {
+            const F scale = load(scales + group / GROUP * l.block_size);
+            for (int d = group; d < group + GROUP; d += 2) store_pairs(tile + d * LANES, of(d, scale), of(d + 1, scale));
+        }
+        return;
+    }
+    memset(tile, 0, size_t(padded) * LANES * 2);
+    for (int i = 0; i < least(LANES, end - at); i++) {
+        const int cell = cell_of(a, at + i), slot = cell % l.block_size;
+        const uint8_t* head = head_at(a, cell);
+        for (int d = 0; d < l.head_dim; d++)
+            tile[(d / 2 * LANES + i) * 2 + d % 2] =
+                from_byte(((const int8_t*)(head + l.keys))[l.key(slot, d)], ((const float*)head)[d / GROUP * l.block_size + slot]);
+    }
+}
+
+inline void put_byte_values(const Attention& a, int at, int end, uint16_t* tile) {
+    const HeadLayout& l = a.head;
+    const size_t row = size_t(l.padded_dim) * 2;
+    if (in_order(a, at, end)) {
+        const Values<OCT_I8> first = value_row<OCT_I8>(a, at);
+        const int groups = (l.head_dim + GROUP - 1) / GROUP;
+        const auto of = [&](int t, int d) {
+            if (at + t >= end) return zero();
+            return mul(load_i8(first.cells + t * l.padded_dim + d), set(first.scales[t * groups + d / GROUP]));
+        };
+        for (int t = 0; t < LANES; t += 2)
+            for (int d = 0; d < l.padded_dim; d += LANES)
+                store_pairs(tile + size_t(t / 2) * row + size_t(2 * d), of(t, d), of(t + 1, d));
+        return;
+    }
+    memset(tile, 0, row * LANES);
+    for (int i = 0; i < least(LANES, end - at); i++) {
+        const Values<OCT_I8> value = value_row<OCT_I8>(a, at + i);
+        for (int d = 0; d < l.head_dim; d++)
+            tile[size_t(i / 2) * row + size_t(2 * d + i % 2)] = from_byte(value.cells[d], value.scales[d / GROUP]);
+    }
 }
 
 // 2^t, within 8e-5, of which bf16 keeps none; a NaN stays one.
@@ -139,12 +201,16 @@ struct Segment {
         int count;
         size_t step;
     };
+    const Attention& a;
+    const int padded;
     int from, end, tiles;
     Pairs keys[MOST], values[MOST];
     Lines lines[2 * MOST + AHEAD];
+    uint16_t* const room;
+    int keys_put = 0, values_put = 0;  // of bytes: how many tiles are bf16
 
-    Segment(const Attention& a, int rows, const int* first, const int* seen, int segment, int padded)
-        : from(first[0]), end(seen[0]) {
+    Segment(const Attention& of, int rows, const int* first, const int* seen, int segment, int width)
+        : a(of), padded(width), from(first[0]), end(seen[0]), room((uint16_t*)of.tile) {
         for (int r = 1; r < rows; r++) {
             from = least(from, first[r]);
             end = seen[r] > end ? seen[r] : end;
@@ -153,24 +219,54 @@ struct Segment {
         if (from < segment * SEGMENT) from = segment * SEGMENT;
         end = least(end, (segment + 1) * SEGMENT);
         tiles = tiles_to(end);
-        const size_t size = size_t(padded) * LANES;
-        uint16_t* room = (uint16_t*)a.tile;
-        for (int i = 0; i < tiles; i++, room += 2 * size) {
-            keys[i] = keys_of(a, from + i * LANES, end, padded, room);
-            values[i] = values_of(a, from + i * LANES, end, room + size);
+        for (int i = 0; i < tiles; i++) {
+            const int at = from + i * LANES;
+            if (a.head.kind == OCT_I8) {
+                keys[i] = {key_room(i), LANES * 4}, values[i] = {value_room(i), size_t(a.head.padded_dim) * 4};
+                lines[i] = byte_keys(head_at(a, cell_of(a, at)) + a.head.keys + at % a.head.block_size);
+                lines[tiles + i] = {value_row<OCT_I8>(a, at).cells, a.head.padded_dim * LANES / LINE, LINE};
+                continue;
+            }
+            keys[i] = keys_of(a, at, end, padded, key_room(i));
+            values[i] = values_of(a, at, end, value_room(i));
             lines[i] = {keys[i].cells, padded / 2, keys[i].step};
-            lines[tiles + i] = {values[i].cells, a.head.padded_dim / 2, 64};
+            lines[tiles + i] = {values[i].cells, a.head.padded_dim / 2, LINE};
         }
         for (int i = 0; i < AHEAD; i++) {
-            const auto* next = next_keys<OCT_BF16>(a, end + i * LANES, nullptr);
-            lines[2 * tiles + i] = {next, next ? padded / 2 : 0, size_t(a.head.block_size) * 4};
+            const int at = end + i * LANES;
+            if (a.head.kind == OCT_I8) {
+                lines[2 * tiles + i] = byte_keys(next_keys<OCT_I8>(a, at, nullptr));
+            } else {
+                const auto* next = next_keys<OCT_BF16>(a, at, nullptr);
+                lines[2 * tiles + i] = {next, next ? padded / 2 : 0, size_t(a.head.block_size) * 4};
+            }
         }
     }
     int tiles_to(int last) const { return last > from ? (least(last, end) - from + LANES - 1) / LANES : 0; }
+    // Of bytes: before anything reads keys or values of tile `i`.
+    void put_keys(int i) {
+        if (a.head.kind != OCT_I8 || i < keys_put) return;
+        put_byte_keys(a, from + i * LANES, end, padded, key_room(i));
+        keys_put = i + 1;
+    }
+    void put_values(int i) {
+        if (a.head.kind != OCT_I8 || i < values_put) return;
+        put_byte_values(a, from + i * LANES, end, value_room(i));
+        values_put = i + 1;
+    }
     // While tile `i` of all those is worked on, memory is asked for what comes so much later.
     void ask(int i) const {
         const Lines& next = lines[i + AHEAD];
         for (int n = 0; n < next.count; n++) __builtin_prefetch((const char*)next.at + size_t(n) * next.step);
+    }
+
+private:
+    static constexpr int LINE = 64;
+    uint16_t* key_room(int i) const { return room + size_t(2 * i * padded * LANES); }
+    uint16_t* value_room(int i) const { return key_room(i) + padded * LANES; }
+    Lines byte_keys(const void* at) const {
+        const int size = a.head.block_size;
+        return {at, at ? a.head.head_dim * least(size, LINE) / LINE : 0, size_t(size > LINE ? size : LINE)};
     }
 };
 
@@ -182,10 +278,11 @@ inline void mix_one(const Pairs& values, int dim) {
 
 // N vectors of dimensions from `dim` on, of the first `count` tiles.
 template <int N>
-inline void mix_tiles(const Segment& s, int count, bool ask, const float* weights, int dim, int stride, float* part) {
+inline void mix_tiles(Segment& s, int count, bool ask, const float* weights, int dim, int stride, float* part) {
     tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
     for (int i = 0; i < count; i++) {
         if (ask) s.ask(s.tiles + i);
+        s.put_values(i);
         tile_load<WEIGHTS>((const uint16_t*)weights + i * LANES, PITCH * 4);
         mix_one<0>(s.values[i], dim);
         if (N > 1) mix_one<1>(s.values[i], dim);
@@ -200,7 +297,7 @@ inline void mix_tiles(const Segment& s, int count, bool ask, const float* weight
 }
 
 // At most 16 rows; queries as bf16 of `padded` dimensions. Up to two groups of them stay in registers.
-void attend_tile(const Attention& a, const Segment& s, const uint16_t* q, int padded, int rows, const int* first,
+void attend_tile(const Attention& a, Segment& s, const uint16_t* q, int padded, int rows, const int* first,
                  const int* seen, bool ask, float* part) {
     const int dims = a.head.padded_dim, stride = dims + LANES;
     int last = seen[0];
@@ -215,6 +312,7 @@ void attend_tile(const Attention& a, const Segment& s, const uint16_t* q, int pa
     if (padded > GROUP) tile_load<MORE_QUERIES>(q + GROUP, pitch);
     for (int i = 0; i < count; i++) {
         if (ask) s.ask(i);
+        s.put_keys(i);
         tile_zero<SUMS>();
         load_keys(s.keys[i], 0), tile_dot_bf16<SUMS, QUERIES, KEYS>();
         for (int d = GROUP; d < padded; d += GROUP) {
@@ -240,7 +338,7 @@ void attend_tiles(const Attention& a, const float* q, int rows, const int* first
             const __mmask16 there = n >= LANES ? 0xffff : n > 0 ? __mmask16((1u << n) - 1) : 0;
             store_upper(a.queries + r * padded + d, rounded(_mm512_maskz_loadu_ps(there, q + r * dims + d)));
         }
-    const Segment s(a, rows, first, seen, segment, padded);
+    Segment s(a, rows, first, seen, segment, padded);
     for (int r = 0; r < rows; r += LANES) {
         const int n = least(LANES, rows - r);
         const TileShape floats = {n, LANES * 4}, keys = {LANES, LANES * 4}, values = {LANES / 2, LANES * 4};

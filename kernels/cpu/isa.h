@@ -112,14 +112,14 @@ struct Isa {
     int32_t (*sample)(const OctDraw&, int32_t vocabulary);
     void (*likely)(OctLikely&, int32_t vocabulary);
     void (*activate)(int act, bool gated, const float* x, int n, float* out);
-    bool tiles = false;  // bf16 keys and values are laid out for tile registers, and read by them
+    bool tiles = false;  // keys and values but fp32 ones go through tile registers; bf16 ones are laid out for that
     // Rows of prompts, if the level computes them in a way of their own: a panel's columns [from, to), and products.
     void (*halve)(const float* const* rows, int n, int from, int to, const Activations& panel) = nullptr;
     void (*prompt_product)(const OctMatrix&, int from, int to, const Activations&, int rows, Sink&) = nullptr;
 };
 
 // What AMX has of its own, and may be run only where the system lets this process have tile registers. The rest of that
-// level is AVX-512's, and a row's bits are, but of attention over bf16.
+// level is AVX-512's, and a row's bits are, but of attention over bf16 and bytes.
 struct Tiled {
     decltype(Isa::product) product;
     decltype(Isa::byte_products) byte_products;

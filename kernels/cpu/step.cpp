@@ -109,8 +109,8 @@ int grouped(int n) { return (n + GROUP - 1) / GROUP * GROUP; }
 // Per position a head takes (padded_dim + head_dim) cells, as bytes head_dim up to fours and two scales a group.
 HeadLayout layout_of(const OctShape& s, const Isa& isa) {
     HeadLayout l{s.kv_kind, s.head_dim, up(s.head_dim), s.block_size, 0, 0, 0, 0, false, 1};
-    l.tiles = isa.tiles && s.kv_kind == OCT_BF16 && !s.latent;
-    l.pair = l.tiles && s.head_dim % 2 == 0 && s.block_size % 2 == 0 ? 2 : 1;
+    l.tiles = isa.tiles && s.kv_kind != OCT_F32 && !s.latent;
+    l.pair = l.tiles && s.kv_kind == OCT_BF16 && s.head_dim % 2 == 0 && s.block_size % 2 == 0 ? 2 : 1;
     if (s.latent) {
         l.bytes = size_t(s.block_size) * size_t(l.padded_dim) * (s.kv_kind == OCT_BF16 ? 2 : 4);
         return l;
