@@ -111,13 +111,14 @@ class NativeExecutor:
             facts = msgspec.structs.replace(facts, serves=(*facts.serves, "grammar"))
         weights = Weights(library, checkpoint, exact=exact, wanted=config.executor.weights, context=facts.context)
         model = Native(weights, Pool(facts.places, facts.block_size, kind), threads, isa)
-        model.ready(config.scheduler.chunk_budget)
+        most = min(config.scheduler.chunk_budget, facts.total_blocks * facts.block_size)  # each has a cell of its own
+        model.ready(most)
         facts = msgspec.structs.replace(
             facts,
             executor=how,
             prompts_apart=model.own_prompts and config.executor.prompts == "apart",
             weights_bytes=weights_bytes(weights),
-            workspace_bytes=workspace_bytes(weights, config.scheduler.chunk_budget),
+            workspace_bytes=workspace_bytes(weights, most),
         )
         stacks = Stacks(model, facts, config.executor.weights)
         drafting = Drafting.of(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig
+from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig, SchedulerConfig
 from octavo.core.models.errors import ModelError
 from octavo.executors.native.executor import NativeExecutor
 from tests.executors.tiny import save_tiny
@@ -61,6 +61,14 @@ def test_the_ledger_is_what_the_system_counts(kv: str) -> None:
     for held, counted in (loaded, filled):
         assert held == pytest.approx(counted, rel=0.05), done.stdout
     assert first[0] < 4 << 20  # beside some 60 MB
+
+
+def test_a_step_needs_no_more_than_the_pool_has_room_for() -> None:
+    def loaded(budget: int) -> int:
+        config = Config(kv=KvConfig(tokens=1024), scheduler=SchedulerConfig(chunk_budget=budget))
+        return NativeExecutor.load(config).facts.workspace_bytes
+
+    assert loaded(256) < loaded(1024) == loaded(1_000_000)
 
 
 def test_how_kv_is_kept_is_a_choice_but_not_in_exact_mode(tmp_path: object) -> None:
