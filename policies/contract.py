@@ -28,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 CONTRACT_VERSION = 1
+MAX_DRAFTS = 64
+"""Tokens that are drafted for a sequence in a step, whatever a policy wants."""
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Times: TypeAlias = npt.NDArray[np.int64]
@@ -263,7 +265,8 @@ class Speculation(Protocol):
     """Entry-point group `octavo.speculation`."""
 
     def draft_lengths(self, step: Step, running: Running) -> Ints:
-        """Tokens to draft for each of `running` that decodes, shape [running], at least 0."""
+        """Tokens to draft for each of `running` that decodes, shape [running], at least 0; above `MAX_DRAFTS` is that
+        many."""
         ...
 
 

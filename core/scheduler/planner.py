@@ -27,9 +27,8 @@ from octavo.core.trace.catalogue import (
     RequestChunk,
     StepPlanned,
 )
-from octavo.policies.contract import Ints, Mask, Selection, Step
+from octavo.policies.contract import MAX_DRAFTS, Ints, Mask, Selection, Step
 
-MAX_DRAFTS = 64
 _KINDS = col((Kind.DECODE, Kind.CHUNK))
 
 

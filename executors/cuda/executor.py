@@ -54,6 +54,7 @@ from octavo.executors.outcome import Settlement
 from octavo.executors.residents import Resident, Residents, Span
 from octavo.kernels.cuda.device import Device
 from octavo.kernels.cuda.launch import Kernels
+from octavo.policies.contract import MAX_DRAFTS
 
 
 class CudaExecutor:
@@ -264,8 +265,8 @@ def _fitting(draft: Draft) -> Draft:
 def worst_step(forward: Forward, config: Config) -> None:
     """Take the most memory that a step takes: a whole budget at the end of the longest context, beside as many decodes
     as there can be, all of which have an adapter, draw from penalised and masked distributions and want
-    log-probabilities; and the same again while what came of the first is kept. Everything lies in block 0, and yet
-    nothing is taken to be shared."""
+    log-probabilities; and the same again while what came of the first is kept. With a drafter the second draws for all
+    guesses that a step may have. Everything lies in block 0, and yet nothing is taken to be shared."""
     decoder, spec = forward.decoder, forward.decoder.spec
     context, rows = config.model.context or spec.context, config.scheduler.max_sequences
     chunk = min(config.scheduler.chunk_budget, context)
@@ -275,9 +276,10 @@ def worst_step(forward: Forward, config: Config) -> None:
     speaker = Speaker(decoder.kernels, spec.vocab_size, Matchers(), "coupled")
     under_way = []
     everyone = torch.arange(chunk + rows, device=decoder.kernels.device)
-    for _ in range(2):
+    guessed = rows + 1 if config.speculation.drafter is None else min(chunk + rows, rows * (1 + MAX_DRAFTS))
+    for asked in (rows + 1, guessed):
         decoder.adapting.now = [Adapted(widest(decoder.products), everyone)]  # of the next pass
         made = forward.run(build(spans, decoder.block_size), together=False)
-        logits = forward.logits(made, list(range(chunk - 1, chunk + rows)))
-        speaker.draw(Rows([Resident(0, [0], 1, 0, sampling)] * (rows + 1), np.ones(rows + 1, np.int32), {}, {}), logits)
+        logits = forward.logits(made, list(range(chunk + rows - asked, chunk + rows)))
+        speaker.draw(Rows([Resident(0, [0], 1, 0, sampling)] * asked, np.ones(asked, np.int32), {}, {}), logits)
         under_way.append((made, logits, logits.clone()))

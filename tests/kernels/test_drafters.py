@@ -3,7 +3,7 @@ them, whatever happens meanwhile, and what they take of a device's memory is cou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from octavo.executors.cpu.stacks import CpuStack
 from octavo.executors.cuda.batch import Batch
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
+from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import Graphs, Kind, Pass
 from octavo.executors.cuda.memory import RESERVED
 from octavo.executors.cuda.stacks import CudaStack
@@ -260,6 +261,23 @@ def test_what_a_head_keeps_is_not_there_yet_when_it_is_counted(make: Make, monke
     monkeypatch.setattr(EagleHead, "pool", pool)
     make("eagle-1", tokens=128, host_tokens=320)
     assert places == [1, 8 + 20]
+
+
+def test_no_step_wants_more_logits_than_the_worst(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all rows that guesses are for: more than there are sequences."""
+    rows_of: list[int] = []
+
+    def logits(self: Forward, made: Pass, rows: Sequence[int]) -> torch.Tensor:
+        rows_of.append(len(rows))
+        return computed(self, made, rows)
+
+    computed = Forward.logits
+    monkeypatch.setattr(Forward, "logits", logits)
+    executor = make("self", memory=Bytes(run=True))
+    worst = max(rows_of)
+    rows_of.clear()
+    Replica(executor, options={"tokens": 4}, budget=20).run([asked(i, prompt(i, 4), tokens=12) for i in range(4)])
+    assert 5 < max(rows_of) <= worst
 
 
 def test_a_head_computes_where_the_target_does() -> None:
