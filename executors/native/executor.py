@@ -159,7 +159,8 @@ class NativeExecutor:
         poisoned: list[int] = []
         heard: dict[int, _Heard] = {}
         best, every = out.best.tolist(), all(out.finite) and all(out.sample_finite)
-        if every and not refused and not self._drafting.guesses and everyone.single and not len(out.logits):
+        single = everyone.single and not features and not any(draft.tokens for draft in drafts)
+        if every and not refused and single and not len(out.logits):
             return Outcomes(best, {})  # each says its best token, in nearly every step of greedy decodes
         for i, ask in zip(sound, asks, strict=True):
             if every or _own_finite(runs[i], ask, out):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from octavo.policies.contract import Ints, Observed, PolicyOptions, Running, Step
+from octavo.policies.contract import Floats, Ints, Mask, Observed, PolicyOptions, Running, Step
 
 _FIRST_HOPE = 0.5
 _WEIGHT = 2
@@ -33,18 +33,6 @@ _LATELY, _TRUSTED, _FORGIVEN = 1 / 16, 8.0, 1 / 64
 and how much of a disappointment each step without guesses takes away."""
 _CANDIDATES, _FEW_PLACES = 128, 2
 """So many guesses are weighed in a step, but two of each sequence: of many no deep ones pay."""
-
-
-class _Able(NamedTuple):
-    """A sequence that may get guesses."""
-
-    number: int
-    """Its place in `Running`."""
-    room: int
-    wrong: int
-    """Guesses of its latest."""
-    chance: float
-    """That a guess is right."""
 
 
 class Adaptive:
@@ -87,71 +75,64 @@ class Adaptive:
         """From which step on (as `Costs` counts) unknown costs are looked at, and after how many again."""
 
     def draft_lengths(self, step: Step, running: Running) -> Ints:
-        # Lists, not columns: they are short, and a call of numpy costs more than what it would do here.
-        most, hoped = self._options.most, self._hope * _WEIGHT
-        decoding = running.decoding.tolist()
-        rooms = [
-            min(left - 1, most) if on else 0 for on, left in zip(decoding, running.output_left.tolist(), strict=True)
-        ]
-        judged, right = running.judged.tolist(), running.right.tolist()
-        able = [
-            _Able(i, room, judged[i] - right[i], (right[i] + hoped) / (judged[i] + _WEIGHT))
-            for i, room in enumerate(rooms)
-            if room > 0
-        ]
-        lengths, tokens = np.zeros(len(rooms), dtype=np.int32), sum(decoding)
-        if not able or not self._costs.fresh(tokens):
+        lengths = np.zeros(len(running), dtype=np.int32)
+        tokens = int(np.count_nonzero(running.decoding))
+        room = np.where(running.decoding, np.minimum(running.output_left - 1, self._options.most), 0)
+        able = np.flatnonzero(room > 0)
+        if not len(able) or not self._costs.fresh(tokens):
             return lengths
-        given, hoped_for = self._worth(able, tokens)
-        for i in given:
-            lengths[i] += 1
-        quiet = [one for one in able if not lengths[one.number]] if given else able
-        tried = self._tried(step, quiet, tokens)
-        for one in tried:
-            lengths[one.number] = 1
-        if given or tried:
-            self._promised += hoped_for + self._found * sum(one.chance for one in tried) - self._promised * _LATELY
+        judged, right = running.judged[able], running.right[able]
+        chance = (right + self._hope * _WEIGHT) / (judged + _WEIGHT)
+        given, hoped_for = self._worth(room[able], chance, tokens)
+        lengths[able] = given
+        quiet = np.flatnonzero(given == 0)
+        tried = quiet[self._tried(step, (judged - right)[quiet], tokens)]
+        lengths[able[tried]] = 1
+        if hoped_for or len(tried):
+            self._promised += hoped_for + self._found * float(chance[tried].sum()) - self._promised * _LATELY
         return lengths
 
-    def _worth(self, able: list[_Able], tokens: int) -> tuple[list[int], float]:
-        """Whose guesses pay together, a sequence's number for each, and how many are hoped to be right."""
+    def _worth(self, room: Ints, chance: Floats, tokens: int) -> tuple[Ints, float]:
+        """Of sequences that may get `room` guesses, each right by `chance`: how many pay together, and how many of all
+        are hoped to be right."""
         found, deep = self._found, self._deep
         kept = min(1.0, (self._kept + _TRUSTED) / (self._promised + _TRUSTED))
-        places = min(self._options.most, max(_FEW_PLACES, _CANDIDATES // len(able)))
-        sizes = self._costs.ends(tokens, sum(min(one.room, places) for one in able))
+        places = min(self._options.most, max(_FEW_PLACES, _CANDIDATES // len(room)))
+        sizes = self._costs.ends(tokens, int(np.minimum(room, places).sum()))
         # How likely anybody has a guess: without any the step costs nothing.
-        some = [1.0 - (1.0 - found) ** min(more, len(able)) for more in sizes]
+        some = [1.0 - (1.0 - found) ** min(more, len(room)) for more in sizes]
         made = [math.ceil(found * more / likely - _ROUNDING) for more, likely in zip(sizes, some, strict=True)]
         paid = self._costs.paid(tokens, made)
         taking = [tokens * (1.0 + likely * (dearer - 1.0)) for likely, dearer in zip(some, paid, strict=True)]
-        surest = max(one.chance for one in able)
-        if (
-            max((tokens + kept * found * surest * more) / took for more, took in zip(sizes, taking, strict=True))
-            < _GAIN
-        ):
-            return [], 0.0
-        levels = [math.ceil(place * deep - _ROUNDING) for place in range(1, places + 1)]
-        gains = sorted((-deep * one.chance**level, one.number) for one in able for level in levels[: one.room])
-        best, best_rate, at, right, hoped_for = 0, _GAIN, 0, 0.0, 0.0
+        best, best_rate, surest = 0, _GAIN, kept * found * float(chance.max())
+        if all(tokens + surest * more < best_rate * took for more, took in zip(sizes, taking, strict=True)):
+            return np.zeros(len(room), dtype=np.int32), 0.0
+        levels = np.ceil(deep * np.arange(1, places + 1) - _ROUNDING)
+        gains = deep * chance[:, None] ** levels
+        gains[np.arange(places) >= room[:, None]] = -1.0  # never taken: all others come before
+        order = np.argsort(-gains, axis=None, kind="stable")
+        right = (found * np.cumsum(gains.ravel()[order])).tolist()
         for more, took in zip(sizes, taking, strict=True):
-            right -= found * sum(gain for gain, _ in gains[at:more])
-            at, rate = more, (tokens + kept * right) / took
+            rate = (tokens + kept * right[more - 1]) / took
             if rate >= best_rate:
-                best, best_rate, hoped_for = more, rate, right
-        return [number for _, number in gains[:best]], hoped_for
+                best, best_rate = more, rate
+        given = np.bincount(order[:best] // places, minlength=len(room)).astype(np.int32)
+        return given, right[best - 1] if best else 0.0
 
-    def _tried(self, step: Step, quiet: list[_Able], tokens: int) -> list[_Able]:
-        """Which of the quiet ones get a guess now."""
-        if quiet and self._costs.steps >= self._look and not self._costs.known(tokens + (len(quiet) + 1) // 2):
+    def _tried(self, step: Step, wrong: Ints, tokens: int) -> Mask:
+        """Which of the quiet ones, of whose latest guesses so many were wrong, get a guess now."""
+        all_, n = np.ones(len(wrong), dtype=np.bool_), len(wrong)
+        if n and self._costs.steps >= self._look and not self._costs.known(tokens + (n + 1) // 2):
             self._looks_apart = min(2 * self._looks_apart, _LONG)
             self._look = self._costs.steps + self._looks_apart
-            return quiet
+            return all_
         probe = self._options.probe_steps
         if step.step % probe:
-            return []
-        due = [one for one in quiet if step.step % (probe << min(one.wrong // _WRONG, _LONGEST)) == 0]
-        pays = tokens + len(due) * _FIRST_HOPE > tokens * self._costs.paid(tokens, [len(due)])[0]
-        return due if pays else []
+            return ~all_
+        due: Mask = step.step % (probe << np.minimum(wrong // _WRONG, _LONGEST)) == 0
+        n = int(np.count_nonzero(due))
+        pays = tokens + n * _FIRST_HOPE > tokens * self._costs.paid(tokens, [n])[0]
+        return due if pays else ~all_
 
     def observe(self, observed: Observed) -> None:
         drafted, asked = observed.drafted.tolist(), sum(observed.asked.tolist())

@@ -7,13 +7,16 @@ on, so that what else the machine does falls on both. Answers are compared. A ce
 of time, without to with: above 1 guessing was faster; of the decoding alone (steps that compute no prompt) and of the
 whole, prompt included, which guesses cannot make shorter. An answer ends where the model ends it, or at the length of
 the right answer. Requests of a pair differ from those of all others; as in a service, `suffix` has all earlier answers
-of its cell to look at, `ngram` a request's own text.
+of its cell to look at, `ngram` a request's own text. The time of each side is its own in full: what its scheduler,
+policy, drafter and executor take. The last column says whether the policy and the drafter were what they were when this
+table was written, or those before.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import os
 import statistics
 import time
@@ -34,14 +37,27 @@ from octavo.executors.threads import default_threads
 from tests.bench.repetitive import WORKLOADS
 from tests.speculation.replica import Replica, asked
 
-RESULTS = Path(__file__).parents[1] / "results" / "speculation.md"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "tests" / "results" / "speculation.md"
 DRAFTERS = ("ngram", "suffix")
 CONCURRENCIES = (1, 8, 32)
+_COLUMNS = (
+    "drafter",
+    "workload",
+    "concurrency",
+    "decoding (quartiles)",
+    "whole",
+    "pairs",
+    "right",
+    "tokens a step",
+    "load",
+    "code",
+)
 
 
 class Cell(msgspec.Struct, frozen=True):
     """Ratios of pairs, of the whole and of `decoding`; guesses verified and right, tokens of answers, and the machine's
-    load as it began."""
+    load as it began; what was measured, see `code`."""
 
     ratios: list[float]
     decoding: list[float]
@@ -49,6 +65,14 @@ class Cell(msgspec.Struct, frozen=True):
     accepted: int
     tokens: int
     load: float
+    code: str = ""
+
+
+def code(drafter: str) -> str:
+    """A digest of what decides how many guesses are made, and which."""
+    drafting = ROOT / "executors" / "drafting"
+    parts = (ROOT / "policies/speculation/adaptive.py", *(drafting / f"{name}.py" for name in (drafter, "trust")))
+    return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:12]
 
 
 def loaded(mode: str, threads: int, drafter: str) -> tuple[NativeExecutor, NativeExecutor]:
@@ -107,9 +131,14 @@ def side_by_side(first: Side, other: Side) -> None:
 
 
 def measured(
-    plain: Executor, guessing: Executor, requests: Callable[[int], list[Enqueue]], pairs: int, within_s: float
+    plain: Executor,
+    guessing: Executor,
+    requests: Callable[[int], list[Enqueue]],
+    pairs: int,
+    within_s: float,
+    of: str,
 ) -> Cell:
-    """At least 2 pairs, then more up to `pairs` while there is time."""
+    """At least 2 pairs, then more up to `pairs` while there is time; `of` the `code` that it is."""
     load, ratios, decoding, drafted, accepted, said = os.getloadavg()[0], [], [], 0, 0, 0
     until = time.monotonic() + within_s
     for pair in range(pairs):
@@ -123,7 +152,7 @@ def measured(
         drafted += with_.replica.drafted
         accepted += with_.replica.accepted
         said += sum(map(len, with_.replica.said.values()))
-    return Cell(ratios, decoding, drafted, accepted, said, load)
+    return Cell(ratios, decoding, drafted, accepted, said, load, of)
 
 
 def rendered(cells: dict[str, Cell], how: str) -> str:
@@ -134,8 +163,8 @@ def rendered(cells: dict[str, Cell], how: str) -> str:
         "",
         f"{how} With other work on the machine, steps' times say little, also to `adaptive`.",
         "",
-        "| drafter | workload | concurrency | decoding (quartiles) | whole | pairs | right | tokens a step | load |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(_COLUMNS)} |",
+        "|---" * len(_COLUMNS) + "|",
     ]
     for name, cell in sorted(cells.items(), key=_place):
         low, middle, high = statistics.quantiles(cell.decoding, n=4, method="inclusive")
@@ -144,7 +173,7 @@ def rendered(cells: dict[str, Cell], how: str) -> str:
         lines.append(
             f"| {' | '.join(name.split('/'))} | {middle:.2f}× ({low:.2f}, {high:.2f}) | "
             f"{statistics.median(cell.ratios):.2f}× | {len(cell.ratios)} | {right} | "
-            f"{a_step:.2f} | {cell.load:.1f} |"
+            f"{a_step:.2f} | {cell.load:.1f} | {'as it is' if cell.code == code(name.split('/')[0]) else 'before'} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -191,7 +220,7 @@ def main() -> None:
                     Replica(executor, policy="off").run(requests(-1)[:1])  # so that all memory is there
                 gc.freeze()  # as actors do
                 cells[f"{drafter}/{workload}/{n}"] = measured(
-                    plain, guessing, requests, given.pairs, given.cell_seconds
+                    plain, guessing, requests, given.pairs, given.cell_seconds, code(drafter)
                 )
                 store.write_bytes(msgspec.json.format(msgspec.json.encode({how: cells}), indent=1) + b"\n")
                 RESULTS.write_text(rendered(cells, how), encoding="utf-8")
