@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from octavo.core.config.schema import PolicyConfig
 from octavo.core.kv.core import REFUSED, KvCore
-from octavo.core.kv.pool import NO_BLOCK, BlockPool, OutOfBlocks, chain_key
+from octavo.core.kv.host import HostTier
+from octavo.core.kv.pool import NO_BLOCK, BlockPool, OutOfBlocks, chain_key, held_key
 from octavo.core.machine import Outputs
 from octavo.core.messages import (
     EMPTY,
+    Flush,
     Fork,
     Kind,
     KvState,
@@ -369,6 +371,32 @@ def test_a_block_that_waits_for_its_step_can_be_evicted_and_is_then_lost() -> No
     kv.plan(taken=2)
     assert kv.match([*PROMPT, 1]) == 0
     assert not kv.core.pool.audit(kv.core.tables())
+
+
+@pytest.mark.parametrize("first", ["flushed", "released"])
+def test_what_is_flushed_under_way_is_never_found(first: str) -> None:
+    kv = Kv()
+    opening = Open(0, 1, col(PROMPT), len(PROMPT), 0, 0, Sampling(), b"n")
+    kv.plan([(0, 1, Kind.CHUNK, 0, 4)], opens=[opening])
+    kv.plan([(0, 1, Kind.CHUNK, 4, 6)], taken=0)
+    if first == "flushed":
+        kv.core.apply(0, Flush(None, EMPTY))
+    kv.plan(taken=1, release_slot=col([0]), release_open_id=col([1]))
+    if first == "released":
+        kv.core.apply(0, Flush(None, EMPTY))
+    assert kv.core.pool.free == kv.core.pool.total
+    kv.plan(taken=2)
+    assert (kv.match([*PROMPT, 1]), kv.core.pool.cached) == (0, 0)
+
+
+def test_a_block_that_waits_for_its_step_does_not_go_to_host_memory() -> None:
+    pool = BlockPool(1, HOST, HostTier(1, 1))
+    key = chain_key(b"n", b"ids.")
+    pool.insert(pool.allocate(), held_key(key, 7), NO_BLOCK, b"ids.")
+    pool.release(0)
+    assert pool.allocate() == 0
+    assert pool.host is not None
+    assert (len(pool.host), pool.why_missing(key, NO_BLOCK, b"ids.", 0).reason) == (0, "new")
 
 
 def test_a_scheduler_that_dies_with_the_news_of_a_step_leaves_nothing_of_it_in_the_tree() -> None:
