@@ -4,7 +4,8 @@ A graph's arguments are frozen, so everything that differs between steps lies in
 slots, tables and lengths are written before a replay (by turns: a step may begin while the one before it runs), and the
 attention's work is planned on the device. A graph is for
 a number of sequences, of columns in a block table, and of works, each rounded up: the first step of a kind records it.
-Places that no sequence takes have no query, and a slot below 0.
+Places that no sequence takes have no query, and a slot below 0. What comes of a pass lies in the same buffers for all
+graphs of a model: logits of each kind's own would take more of the device than anybody counted.
 
 Knows no CUDA: what records and replays is a `Recorder`.
 """
@@ -71,10 +72,21 @@ class Kind(NamedTuple):
     """Layers whose inputs are told."""
 
 
-class _Graph:
-    """One kind's buffers, and the pass over them."""
+class _Said(NamedTuple):
+    """What comes of a pass, as in `Pass`."""
 
-    def __init__(self, decoder: Decoder, kind: Kind, fill: int) -> None:
+    hidden: Tensor
+    finite: Tensor
+    logits: Tensor
+
+    def first(self, n: int) -> _Said:
+        return _Said(self.hidden[:n], self.finite[:n], self.logits[:n])
+
+
+class _Graph:
+    """One kind's buffers, and the pass over them, which leaves what comes of it in the first of `said`."""
+
+    def __init__(self, decoder: Decoder, kind: Kind, fill: int, said: _Said) -> None:
         self._decoder, self._kind, self._fill = decoder, kind, fill
         n, device = kind.sequences, decoder.kernels.device
         self.mirror = Mirror(
@@ -97,9 +109,7 @@ class _Graph:
             for window in decoder.windows
         }
         self._order = torch.arange(n, dtype=torch.int32, device=device)
-        self.hidden = torch.empty(n, spec.hidden, dtype=decoder.dtype, device=device)
-        self.logits = torch.empty(n, spec.vocab_size, dtype=torch.float32, device=device)
-        self.finite = torch.empty(n, dtype=torch.bool, device=device)
+        self._said = said.first(n)
         self.inner = torch.empty(n, len(kind.taps) * spec.hidden, dtype=decoder.dtype, device=device)
 
     def work(self) -> None:
@@ -115,9 +125,9 @@ class _Graph:
         hidden = decoder.hidden(at["ids"], step, plans, layers=self._kind.layers, taps=taps)
         if taps:
             torch.cat([taps[layer] for layer in self._kind.taps], dim=-1, out=self.inner)
-        self.hidden.copy_(hidden)
-        self.logits.copy_(decoder.logits(hidden))
-        self.finite.copy_(hidden.isfinite().all(dim=-1))
+        self._said.hidden.copy_(hidden)
+        self._said.logits.copy_(decoder.logits(hidden))
+        self._said.finite.copy_(hidden.isfinite().all(dim=-1))
 
     def fill(self, batch: Batch) -> None:
         n, host = len(batch.ids), self.mirror.host
@@ -135,6 +145,12 @@ class Graphs:
     def __init__(self, decoder: Decoder, recorder: Recorder, fill: int) -> None:
         self._decoder, self._recorder, self._fill = decoder, recorder, fill
         self._recorded: dict[Kind, tuple[_Graph, Replay]] = {}
+        spec, device = decoder.spec, decoder.kernels.device
+        self._said = _Said(
+            torch.empty(LARGEST, spec.hidden, dtype=decoder.dtype, device=device),
+            torch.empty(LARGEST, dtype=torch.bool, device=device),
+            torch.empty(LARGEST, spec.vocab_size, dtype=torch.float32, device=device),
+        )
 
     def kind(self, batch: Batch, layers: int, taps: tuple[int, ...] = ()) -> Kind | None:
         """None for a step that is not all decodes, or of too many sequences."""
@@ -152,7 +168,7 @@ class Graphs:
     def run(self, kind: Kind, batch: Batch) -> Pass:
         """Of the batch's tokens."""
         if (found := self._recorded.get(kind)) is None:
-            graph = _Graph(self._decoder, kind, self._fill)
+            graph = _Graph(self._decoder, kind, self._fill, self._said)
             graph.fill(batch)
             graph.work()  # loads kernels, and is this step: what is recorded begins with the next of its kind
             self._recorded[kind] = graph, self._recorder(graph.work)
@@ -161,8 +177,7 @@ class Graphs:
             graph.fill(batch)
             replay()
         n = len(batch.ids)
-        inner = graph.inner[:n] if kind.taps else None
-        return Pass(graph.hidden[:n], graph.finite[:n], graph.logits[:n], inner)
+        return Pass(*self._said.first(n), graph.inner[:n] if kind.taps else None)
 
 
 def rows_of(decoder: Decoder, fill: int) -> int:

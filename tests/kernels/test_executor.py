@@ -19,13 +19,14 @@ from octavo.core.messages import Sampling
 from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.cuda import batch, forward, memory
-from octavo.executors.cuda.batch import attention_plans
+from octavo.executors.cuda.batch import attention_plans, build
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import Pass, Recorder, Replay
 from octavo.executors.cuda.lora import Adapting
 from octavo.executors.cuda.memory import RESERVED
+from octavo.executors.residents import Span
 from octavo.kernels.cuda.device import DeviceError
 from octavo.kernels.cuda.plan import Plan
 from tests.adapters.made import save_adapter
@@ -265,6 +266,19 @@ def test_decodes_are_recorded_once_for_each_kind_and_give_the_tokens_of_launches
 
     assert run(make(1, mode, recorder=recording)) == run(make(1, mode))
     assert (recording.recorded, recording.replayed) == (2, 9 - 2)  # the first of a kind is launched
+
+
+def test_graphs_of_all_kinds_have_one_room_for_logits(make: Make) -> None:
+    """Taken before the pool is sized: what each kind took of its own, later, nobody would have counted."""
+    executor = make(1, recorder=again)
+    rooms: set[int] = set()
+    with torch.inference_mode():
+        for n in (4, 2, 1):
+            passed = executor.forward.run(build([Span([1], 0, [i]) for i in range(n)], 16))
+            assert passed.logits is not None
+            assert len(passed.logits) == n
+            rooms.add(passed.logits.data_ptr())
+    assert len(rooms) == 1
 
 
 def test_the_pool_is_what_memory_leaves_once_the_worst_step_has_run(make: Make) -> None:
