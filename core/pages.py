@@ -25,7 +25,8 @@ _MADV_COLLAPSE = 25
 
 def settle() -> None:
     """Call it when what is there now stays: to look for garbage in it again and again would hold up a step for
-    milliseconds."""
+    milliseconds. With another in its place call it again: only then is what has gone since looked for."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     make_huge()

@@ -1,19 +1,21 @@
-"""Huge pages of what an actor keeps: the bytes stay as they are, and what is hardly used takes no more memory."""
+"""What an actor keeps: its bytes stay as they are, what is hardly used takes no more memory, and what has gone none."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
+import weakref
 from pathlib import Path
 
 import pytest
 
-from octavo.core.pages import HUGE, MOST, make_huge
+from octavo.core.pages import HUGE, MOST, make_huge, settle
 
 PAGE = mmap.PAGESIZE
 PAGES = 4 * HUGE // PAGE
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="the system does not show its pages")
+needs_pages = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="the system does not show its pages")
 
 
 def touched(every: int, size: int = PAGES * PAGE) -> mmap.mmap:
@@ -34,6 +36,7 @@ def present(memory: mmap.mmap) -> int:
     return sum(entry >> 7 for entry in entries[7::8])
 
 
+@needs_pages
 def test_what_is_there_stays_and_what_is_hardly_used_takes_no_more() -> None:
     full, sparse = touched(every=1), touched(every=64)
     before = present(sparse)
@@ -43,7 +46,24 @@ def test_what_is_there_stays_and_what_is_hardly_used_takes_no_more() -> None:
     assert present(sparse) == before == PAGES // 64
 
 
+@needs_pages
 def test_what_is_too_great_for_a_heap_stays_as_it_is() -> None:
     weights = touched(every=2, size=MOST + HUGE)
     make_huge()
     assert present(weights) == PAGES // 2
+
+
+def test_a_core_of_an_earlier_generation_does_not_stay_for_good() -> None:
+    class Core:
+        def __init__(self) -> None:
+            self.myself = self
+
+    try:
+        core = Core()
+        settle()
+        gone = weakref.ref(core)
+        del core
+        settle()
+        assert gone() is None
+    finally:
+        gc.unfreeze()
