@@ -50,6 +50,7 @@ class FaultyGhost(GhostExecutor):
 
     def _execute(self, run: Run) -> list[int]:
         resident = run.resident
+        self._check_columns(run)
         if resident not in self._failed and not self._fails(run):
             return super()._execute(run)
         self._failed.add(resident)
@@ -64,3 +65,14 @@ class FaultyGhost(GhostExecutor):
         if run.resident in self._failed:
             return TokenLogprob(0, 0.0, [0], [0.0])  # left out of the result
         return super()._prompt_logprob(run, position)
+
+    def _check_columns(self, run: Run) -> None:
+        """The ghost reads by the residents' own tables and slots; executors of many rows by columns."""
+        held = len(run.resident.table)
+        columns = self.residents._tables[run.slot]
+        if self.residents.slots[run.slot] is not run.resident:
+            raise AssertionError(f"slot {run.slot} is run for a residency that is not in it")
+        if columns[:held].tolist() != list(run.resident.table) or columns[held:].any():
+            raise AssertionError(
+                f"slot {run.slot} has blocks {list(run.resident.table)}, its columns {columns.tolist()}"
+            )

@@ -75,6 +75,8 @@ MUTANTS = [
     Mutant("a forked child waits for a parent that ended", BOOK, "                    self._alone.append(other)", "                    pass"),
     Mutant("a preempted sequence is not matched again", STEPS, "            for sequence in planner.room.sent_back:\n                book.ask_match(sequence)", "            pass"),
     Mutant("a finished sequence keeps its slot", BOOK, "            self._room.release(sequence.slot)\n            sequence.slot = -1", "            sequence.slot = -1"),
+    Mutant("columns of a slot keep what was there before", RESIDENTS, "self._tables[slot, :n], self._tables[slot, n:] = bind.opened_blocks[at : at + n], 0", "self._tables[slot, :n] = bind.opened_blocks[at : at + n]"),
+    Mutant("columns are not told of new blocks", RESIDENTS, "            self._tables[slots, indices] = blocks\n", ""),
     Mutant("a fork forgets its parent's adapter", RESIDENTS, "namespace, adapter = parent.namespace, parent.adapter", "namespace, adapter = parent.namespace, None"),
     Mutant("adapters share the prefix tree", TOKENIZER, 'digest = b"" if adapter is None else adapter.digest', 'digest = b""'),
     Mutant("an open forgets its adapter", ADMISSION, "                request.asked.adapter,\n", ""),
