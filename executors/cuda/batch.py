@@ -68,7 +68,7 @@ def of_runs(runs: Runs, drafts: list[Draft] | None, block_size: int) -> Batch:
             ids = [resident.tokens[-1] for resident in runs.residents]
         else:
             ids = [token for run in runs for token in run.resident.tokens[run.start : run.end]]
-        tables = runs.tables[:, : -(-int(runs.end.max()) // block_size)].take(runs.slot, axis=0)
+        tables = runs.tables[runs.slot, : -(-int(runs.end.max()) // block_size)]
         made = _batch(ids, runs.start, runs.end - runs.start, tables, block_size)
     adapters = [resident.adapter for resident in runs.residents]
     return made if adapters.count(None) == len(adapters) else replace(made, adapted=_adapted(adapters, made.firsts))

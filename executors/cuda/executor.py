@@ -158,7 +158,7 @@ class CudaExecutor:
             raise ModelError(
                 f"the adapter takes {needed / 2**20:.1f} MiB of the GPU's memory and others have {held / 2**20:.1f} of "
                 f"the {self._adapter_bytes / 2**20:.1f} that the KV pool leaves; name it in lora.NAME at the start, or "
-                "lower kv.tokens"
+                "take a lower kv.tokens, without kv.fit"
             )
         return packed(lora, decoder.kernels.device, decoder.dtype, exact=decoder.exact)
 

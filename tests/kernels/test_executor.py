@@ -357,7 +357,7 @@ def test_adapters_leave_a_step_its_memory(
     held.adapters.load("red", str(red))
     taken = -(-held.adapters.nbytes // block)
     assert held.facts.total_blocks == 6 - taken
-    with pytest.raises(ModelError, match=r"lower kv\.tokens"):
+    with pytest.raises(ModelError, match=r"a lower kv\.tokens, without kv\.fit"):
         held.adapters.load("blue", str(blue))
 
 
