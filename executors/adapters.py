@@ -121,7 +121,7 @@ class Adapters(Generic[C, P]):
 
     def _had(self, name: str, path: str) -> Adapter:
         """What lies there, held."""
-        where = _absolute(path)
+        where = absolute(path)
         try:
             content = self._read(where)
             if content.digest not in self._held:
@@ -136,7 +136,7 @@ class Adapters(Generic[C, P]):
             del self._held[digest]
 
 
-def _absolute(path: str) -> Path:
+def absolute(path: str) -> Path:
     """Raises `ModelError` for what can be none."""
     if "\0" in path:
         raise ModelError(f"{path!r} is no path: it has a zero byte")

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -30,7 +29,7 @@ from octavo.core.grammar import Grammars
 from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
-from octavo.executors.adapters import Adapters
+from octavo.executors.adapters import Adapters, absolute
 from octavo.executors.cuda.batch import TREE, build
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.drawing import Rows
@@ -249,7 +248,7 @@ def _named_bytes(config: Config, spec: Spec, dtype: torch.dtype) -> int:
     sizes: dict[bytes, int] = {}
     for path in config.lora.values():
         with suppress(ModelError, OSError):
-            lora = read(Path(path).expanduser(), spec)
+            lora = read(absolute(path), spec)
             sizes[lora.digest] = size_of(lora, dtype)
     return sum(sizes.values())
 

@@ -353,7 +353,9 @@ def test_adapters_leave_a_step_its_memory(
     with pytest.raises(ModelError, match=r"the adapter takes 0\.\d MiB .* others have 0\.0 of the 0\.0"):
         plain.adapters.load("red", str(red))
     assert plain.facts.total_blocks == 6
-    held = made({"red": str(red), "twin": str(red), "gone": str(tmp_path / "gone")}, 6 * block)
+    held = made(
+        {"red": str(red), "twin": str(red), "gone": str(tmp_path / "gone"), "odd": "~nobody-of-this-name/x"}, 6 * block
+    )
     held.adapters.load("red", str(red))
     taken = -(-held.adapters.nbytes // block)
     assert held.facts.total_blocks == 6 - taken
