@@ -21,6 +21,7 @@ from msgspec.structs import replace as replace_fields
 
 from octavo.core.config.schema import PolicyConfig
 from octavo.core.kv.core import KvCore, Residency
+from octavo.core.kv.pool import KEY_BYTES, held_key
 from octavo.core.messages import (
     Adapter,
     Body,
@@ -358,6 +359,7 @@ class World:
             if role is K and isinstance(message, StepPlan):
                 wrong = self.kv.pool.audit(self.kv.tables())
                 assert not wrong, wrong
+                self.check_held()
                 self.check_uncached()
 
     def observe(self, role: Role, message: Body) -> None:
@@ -546,6 +548,11 @@ class World:
             if not ids:
                 assert not self.kv.pool.cached
                 self.uncached = [one for one in self.kv._residencies if one is not None]
+
+    def check_held(self) -> None:
+        """Whatever is in the tree and cannot be found waits for a step that is under way."""
+        waiting = {held_key(held.key, held.open_id) for held in self.kv._held_blocks}
+        assert {key for key in self.kv.pool._by_key if len(key) > KEY_BYTES} <= waiting
 
     def check_uncached(self) -> None:
         there = set(map(id, self.kv._residencies))
