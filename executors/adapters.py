@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from octavo.core.messages import Adapter
 from octavo.core.models.errors import ModelError
+from octavo.core.models.locate import absolute
 
 
 class Readable(Protocol):
@@ -134,13 +135,3 @@ class Adapters(Generic[C, P]):
     def _drop(self) -> None:
         for digest in self._held.keys() - self._named - self._in_use():
             del self._held[digest]
-
-
-def absolute(path: str) -> Path:
-    """Raises `ModelError` for what can be none."""
-    if "\0" in path:
-        raise ModelError(f"{path!r} is no path: it has a zero byte")
-    try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError:  # ~NAME, and there is no such user
-        raise ModelError(f"{path} begins with the home folder of a user that this machine does not have") from None

@@ -14,7 +14,7 @@ import msgspec
 from cyclopts import Parameter
 
 from octavo.core.models.errors import ModelError
-from octavo.core.models.locate import locate
+from octavo.core.models.locate import absolute, locate
 from octavo.executors.loading.checkpoint import Checkpoint
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.loading.peft import CONFIG as ADAPTER
@@ -68,10 +68,10 @@ def command(path: str = "default", /, *, json_: Annotated[bool, Parameter(name="
 
 
 def describe(path: str) -> Described:
-    if is_adapter(folder := Path(path).expanduser()):
-        return _adapter(path, folder)
     files = None
     try:
+        if is_adapter(folder := absolute(path)):
+            return _adapter(path, folder)
         files = locate(path)
         checkpoint = open_checkpoint(files)
     except (ModelError, OSError) as error:
@@ -113,8 +113,12 @@ def _adapter(path: str, folder: Path) -> Described:
 
 def _inside(path: str) -> list[str]:
     """The path itself, or the models of a folder that is none."""
-    folder = Path(path).expanduser()
-    if not folder.is_dir() or (folder / "config.json").is_file() or is_adapter(folder):
+    try:
+        folder = absolute(path)
+        whole = not folder.is_dir()
+    except (ModelError, OSError):  # it is said of the one
+        return [path]
+    if whole or (folder / "config.json").is_file() or is_adapter(folder):
         return [path]
     folders = {config.parent for name in ("config.json", ADAPTER) for config in folder.glob(f"*/{name}")}
     found = sorted([*folder.glob("*.gguf"), *folders])

@@ -42,7 +42,7 @@ def locate(spec: str) -> ModelFiles:
         return ModelFiles("ghost", "ghost")
     if spec == "default":
         return ModelFiles("gguf", default.MODEL_ID, default.default_model())
-    path = Path(spec).expanduser()
+    path = absolute(spec)
     if path.is_dir():
         return ModelFiles("folder", path.resolve().name, _checked_folder(path.resolve()))
     if path.is_file():
@@ -50,9 +50,19 @@ def locate(spec: str) -> ModelFiles:
     if _HUB_ID.fullmatch(spec) and path.suffix != ".gguf":
         return ModelFiles("folder", spec, _checked_folder(_from_hub(spec)))
     raise ModelError(
-        f"there is no model {spec!r}: no file or folder {path.absolute()}; "
+        f"there is no model {spec!r}: no file or folder {path}; "
         "a model is a GGUF file, a folder with config.json, a hub id like org/name, `default` or `ghost`"
     )
+
+
+def absolute(path: str) -> Path:
+    """Raises `ModelError` for what can be none."""
+    if "\0" in path:
+        raise ModelError(f"{path!r} is no path: it has a zero byte")
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:  # ~NAME, and there is no such user
+        raise ModelError(f"{path} begins with the home folder of a user that this machine does not have") from None
 
 
 def _from_file(path: Path) -> ModelFiles:

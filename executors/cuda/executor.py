@@ -28,8 +28,8 @@ from octavo.core.config.schema import Config
 from octavo.core.grammar import Grammars
 from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult
 from octavo.core.models.errors import ModelError
-from octavo.core.models.locate import locate
-from octavo.executors.adapters import Adapters, absolute
+from octavo.core.models.locate import absolute, locate
+from octavo.executors.adapters import Adapters
 from octavo.executors.cuda.batch import TREE, build
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.drawing import Rows

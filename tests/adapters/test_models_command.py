@@ -30,3 +30,10 @@ def test_one_that_is_not_served_says_why(made: Made) -> None:
     assert not found.runs
     assert found.refused.keys() == {"native", "cpu", "cuda"}
     assert all(why.endswith("has DoRA, which is not served") for why in found.refused.values())
+
+
+def test_what_can_be_no_path_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("~nobody-of-this-name/x") == 1
+    assert (
+        "native, cpu, cuda  no: ~nobody-of-this-name/x begins with the home folder of a user" in capsys.readouterr().out
+    )

@@ -40,10 +40,12 @@ def test_a_folder_needs_a_config(tmp_path: Path) -> None:
     assert locate(str(tmp_path)).tokenizer_folder == tmp_path
 
 
-@pytest.mark.parametrize("spec", ["/no/such/place", "no-such-model", "some/model.gguf", ""])
+@pytest.mark.parametrize(
+    "spec", ["~nobody-of-this-name/x", "a\0b", "/no/such/place", "no-such-model", "some/model.gguf", ""]
+)
 def test_a_wrong_path_says_what_was_looked_for(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"is no(t)? |there is no model"):
+    with pytest.raises(ModelError, match=r"is no(t)? |there is no model|home folder of a user"):
         locate(spec)
 
 
