@@ -114,7 +114,7 @@ class Adaptive:
         right = (found * np.cumsum(gains.ravel()[order])).tolist()
         for more, took in zip(sizes, taking, strict=True):
             rate = (tokens + kept * right[more - 1]) / took
-            if rate >= best_rate:
+            if rate > best_rate:
                 best, best_rate = more, rate
         given = np.bincount(order[:best] // places, minlength=len(room)).astype(np.int32)
         return given, right[best - 1] if best else 0.0
@@ -207,7 +207,8 @@ class Costs:
         return [min(size, end) - tokens for size in _SIZES[_OF[tokens + 1] : _OF[end] + 1]]
 
     def paid(self, tokens: int, more: Iterable[int]) -> list[float]:
-        """What steps of so many more than `tokens` take over what one of `tokens` does."""
+        """What steps of so many more than `tokens` take over what one of `tokens` does: never less, whatever was seen.
+        Else guesses would pay that are all wrong."""
         last = _SIZES[-1]
         size = self._size(tokens)
         least = self._known(size)
@@ -215,7 +216,7 @@ class Costs:
             below = _SIZES[size - 1]
             least += (self._known(size - 1) - least) * (_SIZES[size] - tokens) / (_SIZES[size] - below)
         return [
-            math.exp(self._known(self._size(tokens + n)) - least) * max(1.0, (tokens + n) / max(tokens, last))
+            math.exp(max(0.0, self._known(self._size(tokens + n)) - least)) * max(1.0, (tokens + n) / max(tokens, last))
             for n in more
         ]
 
