@@ -11,10 +11,13 @@ import gc
 from collections.abc import Iterator
 from mmap import PAGESIZE
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 
 HUGE = 2 << 20
+LATER_S = 5.0
+"""When pages are made huge: tens of milliseconds, which the way to a first token does not have."""
 MOST = 256 << 20
 """Bytes of one mapping of a heap. A greater one holds weights or KV: its owner has said how it wants it, and to look at
 every page of it would take seconds."""
@@ -29,7 +32,9 @@ def settle() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    make_huge()
+    later = Timer(LATER_S, make_huge)
+    later.daemon = True
+    later.start()
 
 
 def make_huge() -> int:
