@@ -41,10 +41,10 @@ def make_huge() -> int:
     """Bring what is on the heap to huge pages; how many there are now."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return sum(madvise(at, HUGE, _MADV_COLLAPSE) == 0 for at in _worth())
+    return sum(madvise(at, HUGE, _MADV_COLLAPSE) == 0 for at in worth())
 
 
-def _worth() -> Iterator[int]:
+def worth() -> Iterator[int]:
     """Where the heap fills at least half of a huge page: less would cost more memory than it saves time."""
     try:
         with Path("/proc/self/maps").open() as maps, Path("/proc/self/pagemap").open("rb") as pagemap:
