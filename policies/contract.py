@@ -275,7 +275,8 @@ class Observer(Protocol):
     """What a policy of any group but eviction may have beside its own method."""
 
     def observe(self, observed: Observed) -> None:
-        """Learn from what happened. Called off the critical path, at most once a step."""
+        """Learn from what happened. Called off the critical path, at most once a step; of steps that only decode,
+        without guesses, up to eight are told together."""
         ...
 
 

@@ -5,7 +5,7 @@ Nothing is gathered while nobody wants to know (`on`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +15,13 @@ from octavo.policies.contract import Ints, Observed, Times
 
 
 class _Made(NamedTuple):
-    """A plan under way."""
+    """A plan under way, or with its result."""
 
     plan: StepPlan
     tenants: Ints
     """Of its items."""
+    result: StepResult | None = None
+    duration_ns: int = 0
 
 
 class _StepRow(NamedTuple):
@@ -41,15 +43,20 @@ class _EndRow(NamedTuple):
     total_ns: int
 
 
+_TOGETHER = 8
+"""So many steps of decodes alone, without guesses, are told together: to tell of each takes longer than it is worth."""
+
+
 class Observations:
     def __init__(self) -> None:
         self.on = False
         self._made: dict[int, _Made] = {}
         self._last_result_ns = 0
-        self._steps: list[_StepRow] = []
+        self._steps: list[_Made] = []
+        """Those with results, in their order."""
+        self._due = False
+        """Whether one of them is worth telling of at once."""
         self._ends: list[_EndRow] = []
-        self._prefill: Times = np.zeros(0, dtype=np.int64)
-        self._output: Times = np.zeros(0, dtype=np.int64)
 
     def planned(self, plan: StepPlan, tenants: Ints) -> None:
         """A plan goes out; `tenants` are those of all slots."""
@@ -59,30 +66,10 @@ class Observations:
     def completed(self, now_ns: int, result: StepResult) -> None:
         made = self._made.pop(result.step, None)
         began_ns, self._last_result_ns = self._last_result_ns, now_ns
-        if made is None:
-            return
-        plan, drafted = made.plan, result.drafted
-        tenants, n, decode = made.tenants, plan.n, plan.kind == Kind.DECODE
-        if not np.array_equal(plan.slot, result.slot):  # A plan has one item a slot, so slots tell which a row is of.
-            tenants, n = (_by_slot(plan.slot, column, result.slot) for column in (tenants, n))
-            decode = _by_slot(plan.slot, decode.astype(np.int32), result.slot).astype(np.bool_)
-        decodes, guessed = int(np.count_nonzero(decode)), bool(drafted.any())
-        depth = result.depth if len(result.depth) else drafted
-        chunk = None if decodes == len(decode) else np.where(decode, 0, n)
-        self._steps.append(
-            _StepRow(
-                duration_ns=now_ns - max(plan.now_ns, began_ns),
-                prefill_tokens=0 if chunk is None else int(chunk.sum()),
-                decodes=decodes,
-                drafted=int(drafted.sum()) if guessed else 0,
-                accepted=int((result.n_new - 1)[drafted > 0].sum()) if guessed else 0,
-                depth=int(depth.sum()) if guessed else 0,
-                asked=int(n.sum() if chunk is None else n[decode].sum()) - decodes,
-            )
-        )
-        if chunk is not None:
-            self._prefill = _add(self._prefill, tenants, chunk)
-        self._output = _add(self._output, tenants, result.n_new)
+        if made is not None:
+            plan = made.plan
+            self._steps.append(made._replace(result=result, duration_ns=now_ns - max(plan.now_ns, began_ns)))
+            self._due |= int(plan.n.sum()) > len(plan.n)
 
     def finished(self, *, tenant: int, prompt: int, output: int, preemptions: int, ttft_ns: int, total_ns: int) -> None:
         """A sequence ended with an answer."""
@@ -94,19 +81,43 @@ class Observations:
         self._made.clear()
 
     def take(self, now_ns: int) -> Observed | None:
-        """All since the last call, or None if there is nothing to tell."""
-        if not self._steps and not self._ends:
+        """All since the last that was told, or None if there is nothing to tell that could not wait for more."""
+        if not self._due and not self._ends and len(self._steps) < _TOGETHER:
             return None
-        tenants = max(len(self._prefill), len(self._output))
-        by_tenant = _padded(self._prefill, tenants), _padded(self._output, tenants)
+        rows, chunks, said = zip(*map(_seen, self._steps), strict=True) if self._steps else ((), (), ())
+        prefill, output = _by_tenant(chunk for chunk in chunks if chunk is not None), _by_tenant(said)
+        tenants = max(len(prefill), len(output))
+        by_tenant = _padded(prefill, tenants), _padded(output, tenants)
         for column in by_tenant:
             column.flags.writeable = False
-        step_ns, steps = _columns(self._steps, len(_StepRow._fields))
+        step_ns, steps = _columns(rows, len(_StepRow._fields))
         end_ns, ends = _columns(self._ends, len(_EndRow._fields)) if self._ends else _NO_ENDS
         columns = (step_ns[0], *steps[1:5], *by_tenant, *ends[:4], *end_ns[4:], *steps[5:])
-        self._steps, self._ends = [], []
-        self._prefill, self._output = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self._steps, self._ends, self._due = [], [], False
         return Observed(now_ns, *columns)
+
+
+def _seen(made: _Made) -> tuple[_StepRow, tuple[Col, Col] | None, tuple[Col, Col]]:
+    """What a step says; tenants and their tokens, of prompts (None without any) and of answers."""
+    plan, tenants, result, duration_ns = made
+    assert result is not None
+    drafted, n, decode = result.drafted, plan.n, plan.kind == Kind.DECODE
+    if not np.array_equal(plan.slot, result.slot):  # A plan has one item a slot, so slots tell which a row is of.
+        tenants, n = (_by_slot(plan.slot, column, result.slot) for column in (tenants, n))
+        decode = _by_slot(plan.slot, decode.astype(np.int32), result.slot).astype(np.bool_)
+    decodes, guessed = int(np.count_nonzero(decode)), bool(drafted.any())
+    depth = result.depth if len(result.depth) else drafted
+    chunk = None if decodes == len(decode) else np.where(decode, 0, n)
+    row = _StepRow(
+        duration_ns=duration_ns,
+        prefill_tokens=0 if chunk is None else int(chunk.sum()),
+        decodes=decodes,
+        drafted=int(drafted.sum()) if guessed else 0,
+        accepted=int((result.n_new - 1)[drafted > 0].sum()) if guessed else 0,
+        depth=int(depth.sum()) if guessed else 0,
+        asked=int(n.sum() if chunk is None else n[decode].sum()) - decodes,
+    )
+    return row, None if chunk is None else (tenants, chunk), (tenants, result.n_new)
 
 
 def _columns(rows: Sequence[tuple[int, ...]], fields: int) -> tuple[Times, Ints]:
@@ -128,10 +139,13 @@ def _by_slot(slots: Col, values: Col, wanted: Col) -> Col:
     return picked
 
 
-def _add(sums: Times, tenants: Col, tokens: Col) -> Times:
-    more = np.bincount(tenants, tokens, len(sums)).astype(np.int64)
-    more[: len(sums)] += sums
-    return more
+def _by_tenant(steps: Iterable[tuple[Col, Col]]) -> Times:
+    """Sums of the steps' tokens, from columns of tenants and tokens; shape [tenants]."""
+    columns = list(steps)
+    if not columns:
+        return np.zeros(0, dtype=np.int64)
+    tenants, tokens = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return np.bincount(tenants, tokens).astype(np.int64)
 
 
 def _padded(sums: Times, length: int) -> Times:

@@ -33,6 +33,8 @@ _LATELY, _TRUSTED, _FORGIVEN = 1 / 16, 8.0, 1 / 64
 and how much of a disappointment each step without guesses takes away."""
 _CANDIDATES, _FEW_PLACES = 128, 2
 """So many guesses are weighed in a step, but two of each sequence: of many no deep ones pay."""
+_REST = 16
+"""After a step in which nothing paid so many pass before it is asked again what would, unless others decode."""
 
 
 class Adaptive:
@@ -48,7 +50,8 @@ class Adaptive:
     right; a sequence that has been wrong often takes part less and less (down to every eighth time). So it is off after
     5 steps of wrong guesses where a token costs 10 % of a step, and after 13 where it costs nothing. What such a step
     takes is not known at first: it is made twice to see, after 4 steps and then after longer and longer. Where fewer
-    guesses were right lately than were hoped for, fewer are hoped for.
+    guesses were right lately than were hoped for, fewer are hoped for. After a step in which nothing paid what would is
+    asked again 16 steps later, or when others decode.
 
     The more sequences run, the nearer to certain a guess must be, unless a step of more tokens was seen to take little
     longer: with 128 of them not even one that is right four times in five is made unseen.
@@ -73,10 +76,15 @@ class Adaptive:
         """Right guesses that were hoped for lately, and that there were."""
         self._look, self._looks_apart = _FIRST_LOOK, _FIRST_LOOK
         """From which step on (as `Costs` counts) unknown costs are looked at, and after how many again."""
+        self._resting, self._until = (0, 0), 0
+        """Of whom nothing paid (how many decoded, when the youngest came), and up to which step they get nothing."""
 
     def draft_lengths(self, step: Step, running: Running) -> Ints:
         lengths = np.zeros(len(running), dtype=np.int32)
-        tokens = int(np.count_nonzero(running.decoding))
+        tokens, steps = int(np.count_nonzero(running.decoding)), self._costs.steps
+        crowd = tokens, int(running.arrival_ns[-1]) if tokens else 0
+        if crowd == self._resting and steps < self._until and step.step % self._options.probe_steps:
+            return lengths
         room = np.where(running.decoding, np.minimum(running.output_left - 1, self._options.most), 0)
         able = np.flatnonzero(room > 0)
         if not len(able) or not self._costs.fresh(tokens):
@@ -90,6 +98,9 @@ class Adaptive:
         lengths[able[tried]] = 1
         if hoped_for or len(tried):
             self._promised += hoped_for + self._found * float(chance[tried].sum()) - self._promised * _LATELY
+        else:
+            self._resting = crowd
+            self._until = min(steps + _REST, self._look) if steps < self._look else steps + _REST
         return lengths
 
     def _worth(self, room: Ints, chance: Floats, tokens: int) -> tuple[Ints, float]:
@@ -122,7 +133,8 @@ class Adaptive:
     def _tried(self, step: Step, wrong: Ints, tokens: int) -> Mask:
         """Which of the quiet ones, of whose latest guesses so many were wrong, get a guess now."""
         all_, n = np.ones(len(wrong), dtype=np.bool_), len(wrong)
-        if n and self._costs.steps >= self._look and not self._costs.known(tokens + (n + 1) // 2):
+        some = math.ceil(self._found * n / 2)
+        if n and self._costs.steps >= self._look and not self._costs.known(tokens + some):
             self._looks_apart = min(2 * self._looks_apart, _LONG)
             self._look = self._costs.steps + self._looks_apart
             return all_

@@ -19,7 +19,7 @@ from octavo.core.policy.rules import MAX_HOLD_NS, MAX_SENT_BACK
 from octavo.core.trace.catalogue import PolicyRejected, PolicySwapped, RequestAdmitted, RequestPreempted
 from octavo.plugins.policykit.engine import Asked, Engine, burst
 from octavo.plugins.policykit.views import scene, some_leaves
-from octavo.policies.contract import Running, Selection, Step, Waiting
+from octavo.policies.contract import Ints, Observed, Running, Selection, Step, Waiting
 
 S = 1_000_000_000
 
@@ -284,6 +284,35 @@ def test_tenants_weights_are_said_once_for_all_policies_that_have_them() -> None
 
 
 # ── learning, swapping ───────────────────────────────────────────────────────────────────────────
+
+
+class Told:
+    """No guesses but in the 30th step; keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Observed] = []
+
+    def draft_lengths(self, step: Step, running: Running) -> Ints:
+        return np.full(len(running), step.step == 30, dtype=np.int32)
+
+    def observe(self, observed: Observed) -> None:
+        self.pieces.append(observed)
+
+
+def test_steps_are_told_once_and_those_that_are_alike_together() -> None:
+    told, asked = Told(), [Asked(0, 4, 2, "first"), Asked(S, 40, 50, "ada"), Asked(S, 30, 60, "bob")]
+    run(asked, replace(chosen(), speculation=told))
+    for tenant, prompt, output in ((1, 40, 50), (2, 30, 60)):
+        mine = [piece for piece in told.pieces if len(piece.tenant_output) > tenant]
+        assert sum(int(piece.tenant_prefill[tenant]) for piece in mine) == prompt
+        assert sum(int(piece.tenant_output[tenant]) for piece in mine) == output
+    assert sum(len(piece.output) for piece in told.pieces) == 3
+    for piece in told.pieces:
+        notable = [bool(i) for i in (piece.prefill_tokens + piece.asked).tolist()]
+        assert len(notable) <= 8
+        assert not any(notable[:-1])  # told at once, with those before
+    assert max(len(piece.duration_ns) for piece in told.pieces) == 8
+    assert sum(sum(piece.asked.tolist()) for piece in told.pieces) == 2
 
 
 def test_adaptive_speculation_follows_what_is_right() -> None:
