@@ -348,7 +348,36 @@ void attend_tiles(const Attention& a, const float* q, int rows, const int* first
     }
 }
 
+// A group of a head's numbers, n of them, as bytes, and their scale: what `to_bytes` gives.
+inline float bytes_of(const float* x, int n, int8_t* out) {
+    F part[2], top = zero();
+    for (int i = 0; i < 2; i++) {
+        const int left = n - i * LANES;
+        const __mmask16 there = left >= LANES ? 0xffff : left > 0 ? __mmask16((1u << left) - 1) : 0;
+        part[i] = _mm512_maskz_loadu_ps(there, x + i * LANES);
+        top = _mm512_mask_max_ps(top, _mm512_cmp_ps_mask(part[i], part[i], _CMP_ORD_Q), top, magnitude(part[i]));
+    }
+    const float most = greatest(top), inverse = most > 0 ? 127.f / most : 0.f;
+    for (int i = 0; i < 2; i++) store_i8(out + i * LANES, mul(part[i], set(inverse)));
+    return most / 127.f;
+}
+
+void remember_bytes(const float* key, const float* value, const HeadLayout& l, int at, uint8_t* head) {
+    const int size = l.block_size, groups = (l.head_dim + GROUP - 1) / GROUP;
+    float *key_scales = (float*)head + at, *value_scales = (float*)(head + l.value_scales) + at * groups;
+    int8_t *keys = (int8_t*)(head + l.keys) + at, *values = (int8_t*)(head + l.values) + at * l.padded_dim;
+    for (int g = 0, d = 0; g < groups; g++, d += GROUP) {
+        const int n = least(GROUP, l.head_dim - d);
+        int8_t bytes[GROUP];
+        key_scales[g * size] = bytes_of(key + d, n, bytes);
+        for (int i = 0; i < n; i++) keys[(d + i) * size] = bytes[i];
+        value_scales[g] = bytes_of(value + d, n, bytes);
+        memcpy(values + d, bytes, size_t(n));
+    }
+}
+
 void remember_pairs(const float* key, const float* value, const HeadLayout& l, int at, uint8_t* head) {
+    if (l.kind == OCT_I8) return remember_bytes(key, value, l, at, head);
     if (l.pair != 2) return isa_avx512.remember(key, value, l, at, head);
     uint32_t* keys = (uint32_t*)(head + l.keys) + at;
     uint16_t* values = (uint16_t*)(head + l.values) + at / 2 * 2 * l.padded_dim;

@@ -9,8 +9,8 @@ namespace octavo {
 
 constexpr int GROUP = 32;  // columns that share a scale, of weights and of activations
 constexpr int LANES = 16;
-constexpr int MOST_SEEING = 48;  // rows that attend at a time; what is made for vectors takes VECTOR_SEEING
-constexpr int VECTOR_SEEING = 12;
+// Rows that attend at a time: through vectors, through tiles, and through tiles over bytes, made bf16 once for them all.
+constexpr int VECTOR_SEEING = 12, TILES_SEEING = 48, MOST_SEEING = 144;
 
 constexpr int SEGMENT = 256;     // positions that attention sums up before it turns to the next ones
 

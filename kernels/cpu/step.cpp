@@ -265,7 +265,10 @@ private:
     void plan_prompt();
     void plan_attention();
     uint32_t attention_chunks() const;
-    int seeing() const { return head_layout.tiles ? MOST_SEEING : VECTOR_SEEING; }  // rows that attend at a time
+    // Rows that attend at a time.
+    int seeing() const {
+        return !head_layout.tiles ? VECTOR_SEEING : shape.kv_kind == OCT_I8 ? MOST_SEEING : TILES_SEEING;
+    }
     void copy();
     void run_all();
     void run_part(const std::vector<uint32_t>& all, size_t from, size_t to);
