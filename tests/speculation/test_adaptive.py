@@ -311,3 +311,16 @@ def test_guesses_that_pay_are_found_soon(n: int) -> None:
     made, gained = world(n, 200, 0.8, step=0.02, more=0.3 / n)
     assert np.count_nonzero(made[20:120]) > 80
     assert sum(gained) > 0.35 * 200 * n
+
+
+def test_others_are_not_made_to_wait_because_nothing_paid_for_those_before() -> None:
+    policy, given = load_policy("speculation", "adaptive", {}), scene("", 0, 1)
+    one = np.ones(1, dtype=np.int32)
+    running = replace(given.running, decoding=one > 0, output_left=one * 900, judged=one * 60, right=one * 0)
+    for number in range(1, 3):
+        assert not policy.draft_lengths(replace(given.step, step=number), running).any()
+        policy.observe(took([1], [10**7]))
+    sure = replace(running, right=one * 60)
+    assert not policy.draft_lengths(replace(given.step, step=3), sure).any()  # it is asked again later
+    other = replace(sure, arrival_ns=sure.arrival_ns + 1)
+    assert policy.draft_lengths(replace(given.step, step=3), other).any()
