@@ -363,11 +363,8 @@ class KvCore:
         if residency.cut or not self._caching:
             return
         size, table, tokens = self._block_size, residency.table, residency.tokens
-        key, tenant = (
-            residency.keys[-1] if residency.keys else residency.namespace,
-            self._namespaces[residency.namespace],
-        )
-        at = len(residency.keys)
+        tenant, at = self._namespaces[residency.namespace], len(residency.keys)
+        key = residency.keys[-1] if at else residency.namespace
         for computed in self._computed:
             if computed.open_id != residency.open_id:
                 continue
