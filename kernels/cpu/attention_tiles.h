@@ -6,10 +6,10 @@
 //
 //     K [head_dim / 2][block_size][2] │ V [block_size / 2][padded_dim][2]
 //
-// A tile of a block is read as it lies; one of bytes is made bf16 when the first rows come to it. One that is a branch of a tree, or of blocks that are no whole tiles, is put
-// together first, as are values that end before their tile does: what lies there may be no number. A row of a product
-// depends on its own row of queries or weights alone, and what it does not see has weight 0: it has the same bits when it is
-// decoded, alone, and in any company.
+// A tile of a block is read as it lies; one of bytes is made bf16 when the first rows come to it. One that is a branch of a
+// tree, or of blocks that are no whole tiles, is put together first, as are values that end before their tile does: what
+// lies there may be no number. A row of a product depends on its own row of queries or weights alone, and what it does not
+// see has weight 0: it has the same bits when it is decoded, alone, and in any company.
 #pragma once
 #include "attention.h"
 #include "vec_amx.h"
