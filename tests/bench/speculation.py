@@ -70,8 +70,8 @@ class Cell(msgspec.Struct, frozen=True):
 
 def code(drafter: str) -> str:
     """A digest of what decides how many guesses are made, and which."""
-    drafting = ROOT / "executors" / "drafting"
-    parts = (ROOT / "policies/speculation/adaptive.py", *(drafting / f"{name}.py" for name in (drafter, "trust")))
+    policy, drafting = ROOT / "policies" / "speculation", ROOT / "executors" / "drafting"
+    parts = (policy / "adaptive.py", policy / "costs.py", *(drafting / f"{name}.py" for name in (drafter, "trust")))
     return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:12]
 
 

@@ -11,7 +11,7 @@ from octavo.core.messages import StepPlan
 from octavo.core.policy.load import load_policy
 from octavo.plugins.policykit.views import scene
 from octavo.policies.contract import Observed
-from octavo.policies.speculation.adaptive import Costs
+from octavo.policies.speculation.costs import Costs
 from tests.speculation.conftest import CpuMaker
 from tests.speculation.drafters import Oracle, Silly
 from tests.speculation.replica import Replica, asked
