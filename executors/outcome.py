@@ -71,6 +71,7 @@ class _Crowd(NamedTuple):
     """Of a step's runs, what stays while the same ones decode."""
 
     residents: list[Resident]
+    tokens: list[list[int]]
     slot: Col
     open_id: Col
     ones: Col
@@ -84,10 +85,10 @@ class Settlement:
         self._adapters = adapters
         self._failed: WeakKeyDictionary[Resident, str] = WeakKeyDictionary()
         """Why a residency can no longer be computed. Not by open_id: each generation of the scheduler counts anew."""
-        self._crowd = _Crowd([], EMPTY, EMPTY, EMPTY)
+        self._crowd = _Crowd([], [], EMPTY, EMPTY, EMPTY)
 
     def clear(self) -> None:
-        self._crowd = _Crowd([], EMPTY, EMPTY, EMPTY)
+        self._crowd = _Crowd([], [], EMPTY, EMPTY, EMPTY)
         self._failed.clear()
 
     @property
@@ -123,23 +124,22 @@ class Settlement:
         for resident, end, number in zip(residents, ends, unknown, strict=True):
             resident.kv_len = end
             resident.tokens.append(number)
-            resident.unknown += 1
 
     def result(self, step: int, started_ns: int, runs: Runs, outcomes: Outcomes) -> StepResult:
         """Bring the residents up to date, and tell the scheduler."""
         others, crowd = outcomes.others, self._known(runs)
         ends = runs.end.tolist()
-        rows: Iterable[tuple[Resident, int, int]] = zip(crowd.residents, ends, outcomes.tokens, strict=True)
+        rows: Iterable[tuple[Resident, list[int], int, int]]
+        rows = zip(crowd.residents, crowd.tokens, ends, outcomes.tokens, strict=True)
         if others:
             for i, outcome in others.items():
                 self._settle(runs[i], outcome)
             rows = (row for i, row in enumerate(rows) if i not in others)
-        for resident, end, token in rows:
-            if resident.unknown:
-                resident.unknown -= 1
-                resident.tokens[end] = token
+        for resident, tokens, end, token in rows:
+            if len(tokens) > end:  # it was expected
+                tokens[end] = token
             else:
-                resident.tokens.append(token)
+                tokens.append(token)
                 resident.kv_len = end
         if not others:
             return StepResult(
@@ -192,7 +192,8 @@ class Settlement:
         residents = runs.residents
         if residents != self._crowd.residents:
             open_ids = col([resident.open_id for resident in residents])
-            self._crowd = _Crowd(residents, runs.slot, open_ids, np.ones(len(residents), np.int32))
+            tokens = [resident.tokens for resident in residents]
+            self._crowd = _Crowd(residents, tokens, runs.slot, open_ids, np.ones(len(residents), np.int32))
         return self._crowd
 
     def _unfit(self, resident: Resident) -> str | None:
@@ -210,7 +211,6 @@ class Settlement:
         if outcome.failure is not None:
             self._failed[resident] = outcome.failure
             said = (0,) * run.samples
-        expected = int(run.samples and resident.unknown > 0)
-        resident.unknown -= expected
+        expected = run.samples and len(resident.tokens) > run.end
         resident.tokens[run.end : run.end + expected] = said
         resident.kv_len = max(resident.kv_len, run.end + max(0, len(outcome.tokens) - 1))

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from octavo.core.messages import Adapter, Col, Kind, Sampling, StepBind, StepPlan, col
 
+_KV_LEN = attrgetter("kv_len")
 _CHUNK = int(Kind.CHUNK)  # an enum's member takes longer to find than all else that a row needs
 
 
@@ -33,14 +35,17 @@ class Resident:
     choice: int
     sampling: Sampling
     kv_len: int = 0
-    unknown: int = 0
-    """How many of its last tokens are on the device alone: in `tokens` numbers below 0 stand for them."""
     table: array[int] = field(default_factory=partial(array, "i"))
     namespace: bytes = b""
     """Of its tenant and adapter: what is learnt from it may serve only residents of the same one."""
     adapter: Adapter | None = None
     vetted: bool = False
     """Whether somebody has seen that its given tokens and its adapter can be computed."""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether its last token is on the device alone: in `tokens` a number below 0 stands for it."""
+        return self.tokens[-1] < 0
 
 
 class Run(NamedTuple):
@@ -70,34 +75,34 @@ class Runs(Sequence[Run]):
     drafts: Col
     capacity: Col
     tables: npt.NDArray[np.int32]
+    single: bool
+    """Whether each is one token, and samples after it."""
 
     @classmethod
     def of(cls, runs: Iterable[Run], tables: npt.NDArray[np.int32]) -> Runs:
         slot, residents, start, end, samples, drafts, capacity = list(zip(*runs, strict=True)) or [()] * 7
+        single = all(samples) and all(e - s == 1 for s, e in zip(start, end, strict=True))
         return cls(
             col(slot), list(residents), col(start), col(end), np.array(samples, np.bool_), col(drafts), col(capacity),
-            tables,
+            tables, single,
         )  # fmt: skip
-
-    @property
-    def single(self) -> bool:
-        """Whether each is one token, and samples after it."""
-        return bool((self.end - self.start == 1).all() and self.samples.all())
 
     def picked(self, which: Sequence[int]) -> Runs:
         """These of them; itself where that is all in their order."""
         if len(which) == len(self):
             return self
         at = np.array(which, dtype=np.int64)
+        start, end, samples = self.start[at], self.end[at], self.samples[at]
         return Runs(
             self.slot[at],
             [self.residents[i] for i in which],
-            self.start[at],
-            self.end[at],
-            self.samples[at],
+            start,
+            end,
+            samples,
             self.drafts[at],
             self.capacity[at],
             self.tables,
+            self.single or bool((end - start == 1).all() and samples.all()),
         )
 
     def __len__(self) -> int:
@@ -194,8 +199,8 @@ class Residents:
         self._fence = (-1, -1)
         self._tables = np.zeros((0, 0), dtype=np.int32)
         """Those of the residents once more, by slot: for steps of many."""
-        self._crowd: tuple[Col, list[Resident]] | None = None
-        """The slots that decoded last and who is in them, while nobody comes or goes."""
+        self._crowd: tuple[Col, list[Resident], list[list[int]]] | None = None
+        """The slots that decoded last, who is in them and their tokens, while nobody comes or goes."""
 
     def clear(self) -> None:
         self.slots.clear()
@@ -231,14 +236,17 @@ class Residents:
         """The runs of a step of nothing else, column by column: there may be hundreds, in every step. None if one is
         not as it should be, or has no room: it gets its own words."""
         if self._crowd is None or not np.array_equal(self._crowd[0], slot):
-            self._crowd = slot, [self.slots[each] for each in slot.tolist()]
-        residents = self._crowd[1]
-        known, written = col([len(r.tokens) for r in residents]), col([r.kv_len for r in residents])
+            crowd = [self.slots[each] for each in slot.tolist()]
+            self._crowd = slot, crowd, [resident.tokens for resident in crowd]
+        _, residents, tokens = self._crowd
+        known = np.fromiter(map(len, tokens), np.int32, len(tokens))
+        written = np.fromiter(map(_KV_LEN, residents), np.int32, len(tokens))
         start = known - 1
         if not (np.array_equal(written, start) and (known <= capacity).all()):
             return None
         drafts = np.minimum(n - 1, capacity - known)
-        return Runs(slot, residents, start, known, np.ones(len(slot), np.bool_), drafts, capacity, self._tables)
+        samples = np.ones(len(slot), np.bool_)
+        return Runs(slot, residents, start, known, samples, drafts, capacity, self._tables, single=True)
 
     def _open(self, plan: StepPlan, bind: StepBind) -> None:
         opens = {o.open_id: o for o in plan.opens}

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from octavo.kernels.cuda.plan import TILE, Plan, Query, fitting_split, plan
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 
+_TOKENS, _LAST = attrgetter("tokens"), itemgetter(-1)
 TREE = 64
 """Tokens of a tree, the one that it hangs on included."""
 SPLIT = 512
@@ -64,12 +66,13 @@ def of_runs(runs: Runs, drafts: list[Draft] | None, block_size: int) -> Batch:
         spans = [span_of(run, draft.tokens, draft.parents) for run, draft in zip(runs, drafts, strict=True)]
         made = build(spans, block_size)
     else:
+        tables = runs.tables[runs.slot, : -(-int(runs.end.max()) // block_size)]
         if runs.single:
-            ids = [resident.tokens[-1] for resident in runs.residents]
+            last = map(_LAST, map(_TOKENS, runs.residents))
+            made = _decodes(np.fromiter(last, np.int64, len(runs)), runs.start, tables, block_size)
         else:
             ids = [token for run in runs for token in run.resident.tokens[run.start : run.end]]
-        tables = runs.tables[runs.slot, : -(-int(runs.end.max()) // block_size)]
-        made = _batch(ids, runs.start, runs.end - runs.start, tables, block_size)
+            made = _batch(ids, runs.start, runs.end - runs.start, tables, block_size)
     adapters = [resident.adapter for resident in runs.residents]
     return made if adapters.count(None) == len(adapters) else replace(made, adapted=_adapted(adapters, made.firsts))
 
@@ -92,14 +95,18 @@ def build(spans: list[Span], block_size: int) -> Batch:
     return replace(made, positions=positions, tree_mask=mask, tree_start=start)
 
 
+def _decodes(ids: npt.NDArray[np.int64], cells: Ints, tables: Ints, block_size: int) -> Batch:
+    """A token of each, at these cells."""
+    each = np.arange(len(ids) + 1, dtype=np.int32)
+    slots = tables[each[:-1], cells // block_size].astype(np.int64) * block_size + cells % block_size
+    return Batch(ids, cells, slots, tables, cells + 1, each, block_size)
+
+
 def _batch(ids: list[int], first_cells: Ints, n: Ints, rows: Ints, block_size: int) -> Batch:
     firsts = np.zeros(len(n) + 1, dtype=np.int32)
     np.cumsum(n, out=firsts[1:])
-    if len(ids) == len(n):
-        cells, row = first_cells, np.arange(len(n))
-    else:
-        cells = np.arange(firsts[-1], dtype=np.int32) - np.repeat(firsts[:-1] - first_cells, n)
-        row = np.repeat(np.arange(len(n)), n)
+    cells = np.arange(firsts[-1], dtype=np.int32) - np.repeat(firsts[:-1] - first_cells, n)
+    row = np.repeat(np.arange(len(n)), n)
     slots = rows[row, cells // block_size].astype(np.int64) * block_size + cells % block_size
     return Batch(np.array(ids, dtype=np.int64), cells, slots, rows, first_cells + n, firsts, block_size)
 

@@ -52,6 +52,12 @@ class Drawer:
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
         self._known: tuple[list[Resident], Draws] | None = None
+        self._nothing = (
+            np.empty((0, vocabulary), np.int32),
+            np.empty((0, -(-vocabulary // 32)), np.int32),
+            np.empty(0, np.int32),
+            np.empty(0, np.float64),
+        )
 
     def drawing(self, rows: Rows) -> Drawing:
         residents = rows.residents
@@ -84,15 +90,6 @@ class Drawer:
             np.array(allowed, dtype=np.int32).reshape(-1, -(-self._vocabulary // 32)),
             np.array([token for token, _ in bias], dtype=np.int32),
             np.array([value for _, value in bias], dtype=np.float64),
-        )
-
-    @property
-    def _nothing(self) -> tuple[Ints, Ints, Ints, npt.NDArray[np.float64]]:
-        return (
-            np.empty((0, self._vocabulary), np.int32),
-            np.empty((0, -(-self._vocabulary // 32)), np.int32),
-            np.empty(0, np.int32),
-            np.empty(0, np.float64),
         )
 
 

@@ -124,19 +124,22 @@ class CudaExecutor:
             serves=("prompt_logprobs", "restrictions", "adapters", *(() if grammars is None else ("grammar",))),
         )
         facts = msgspec.structs.replace(facts, executor=", ".join(how), total_blocks=1)
-        forward = Forward(decoder, recorder)
+        forward = Forward(decoder, recorder, config.scheduler.max_sequences)
         with torch.inference_mode():
             small = msgspec.structs.replace(facts, host_blocks=0)
             trial = Stacks(forward, small, kv, recorder)
             drafting = Drafting.of(host(config, small, trial))  # takes what it takes beside the pool
             beside = Forward(decoder)
             forward.taps = beside.taps = drafting.taps
-            held = trial.own_bytes * facts.host_blocks
+            # Its memory goes with it, and is taken again over the pool.
+            held = memory.kept_by(forward.record) + trial.own_bytes * facts.host_blocks
+            forward.forget()
             each = block_bytes + trial.pool_bytes + trial.own_bytes
             named = _named_bytes(config, spec, dtype)
             worst = partial(worst_step, beside, config)
             room = room_for(memory, worst, each, 0 if config.kv.fit else wanted, size, held + named, named)
             decoder.allocate(room.blocks)
+            forward.record()
             decoder.saturated.zero_()  # of tokens that nobody has said
             facts = msgspec.structs.replace(facts, total_blocks=room.blocks)
             check_memory(msgspec.structs.replace(facts, total_blocks=0), block_bytes + trial.pool_bytes)
@@ -166,6 +169,8 @@ class CudaExecutor:
         return self._drafting.stats | {"kv_saturated": self._passes.saturated}
 
     def forget(self) -> None:
+        if self._under_way is not None and self._under_way.begun.made is not None:
+            self._under_way.begun.made.reading.wait()  # till then the device may read what the next steps would write
         self._under_way, self._results = None, []
         self._residents.clear()
         self._settlement.clear()

@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.executors.adapters import Adapters
 from octavo.executors.cuda.batch import Batch, attention_plans
 from octavo.executors.cuda.decoder import Decoder
-from octavo.executors.cuda.graphs import Graphs, Pass, Recorder
+from octavo.executors.cuda.graphs import LARGEST, Graphs, Pass, Recorder
 from octavo.executors.cuda.lora import Adapted, Packed
 from octavo.executors.cuda.mirror import mirrored, picked
 from octavo.executors.loading.peft import Lora
@@ -20,16 +20,28 @@ from octavo.kernels.cuda.launch import Step
 
 
 class Forward:
-    """`decoder` has its pool; without a `recorder` every step is launched."""
+    """`decoder` has its pool; without a `recorder` every step is launched. Steps of more than `sequences` are, too."""
 
-    def __init__(self, decoder: Decoder, recorder: Recorder | None = None) -> None:
-        self.decoder = decoder
+    def __init__(self, decoder: Decoder, recorder: Recorder | None = None, sequences: int = LARGEST) -> None:
+        self.decoder, self.sequences = decoder, sequences
         self._fill = 0 if decoder.exact else decoder.kernels.blocks
         self.adapters: Adapters[Lora, Packed] | None = None
         """Set by whoever has some."""
         self.taps: Sequence[int] = ()
         """Layers whose inputs a pass over all of them tells; one may be there twice. Set by whoever wants to know."""
-        self._graphs = None if recorder is None else Graphs(decoder, recorder, self._fill)
+        self._graphs = None if recorder is None else Graphs(decoder, recorder, self._fill, sequences)
+
+    def record(self) -> None:
+        """Over the decoder's pool as it is now: the largest graph, in whose memory all others have room. They are
+        recorded when they are needed."""
+        self.forget()
+        if self._graphs is not None:
+            self._graphs.largest(self.decoder.spec.layers, tuple(self.taps))
+
+    def forget(self) -> None:
+        """What was recorded, and its memory."""
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def run(self, batch: Batch, *, together: bool = True, layers: int | None = None) -> Pass:
         """Write the KV of the batch's tokens, and what comes of them in the same order: of the first `layers`, or of

@@ -2,10 +2,14 @@
 
 A graph's arguments are frozen, so everything that differs between steps lies in buffers that stay: ids, positions,
 slots, tables and lengths are written before a replay (by turns: a step may begin while the one before it runs), and the
-attention's work is planned on the device. A graph is for
-a number of sequences, of columns in a block table, and of works, each rounded up: the first step of a kind records it.
-Places that no sequence takes have no query, and a slot below 0. What comes of a pass lies in the same buffers for all
-graphs of a model: logits of each kind's own would take more of the device than anybody counted.
+attention's work is planned on the device. A graph is for a number of sequences, of columns in a block table, and of
+works, each rounded up: the first step of a kind records it. Places that no sequence takes have no query, and a slot
+below 0.
+
+Nothing of this may take memory that nobody counted. So all graphs of a model have their inputs, their parts of
+attention and what comes of them in the same rooms, which are there before the KV pool is sized; and what a pass takes
+beside (a recorder's own memory) is measured by recording the largest kind, then and first of all over the pool: smaller
+ones fit in what it took.
 
 Knows no CUDA: what records and replays is a `Recorder`.
 """
@@ -21,13 +25,14 @@ from torch import Tensor
 
 from octavo.executors.cuda.batch import SPLIT, Batch
 from octavo.executors.cuda.decoder import Decoder
-from octavo.executors.cuda.mirror import Mirror
+from octavo.executors.cuda.mirror import Mirror, Reading, Room, Shape, nbytes
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
-from octavo.kernels.cuda.launch import Staged, Step
+from octavo.kernels.cuda.launch import Step
 
 Replay: TypeAlias = Callable[[], None]
-LARGEST = 256
-"""Sequences of the largest graph; above, launches are a small part of a step."""
+LARGEST, WORKS, CELLS = 256, 2048, 1 << 21
+"""Sequences of the largest graph, works that its attention may need at least, and cells of its block tables; above,
+launches are a small part of a step."""
 
 
 class Recorder(Protocol):
@@ -44,7 +49,8 @@ class CudaRecorder:
 
     def __call__(self, work: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Other threads, a driver's or a profiler's, may do as they like meanwhile.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             work()
         return graph.replay
 
@@ -83,34 +89,43 @@ class _Said(NamedTuple):
         return _Said(self.hidden[:n], self.finite[:n], self.logits[:n])
 
 
-class _Graph:
-    """One kind's buffers, and the pass over them, which leaves what comes of it in the first of `said`."""
+class _Rooms:
+    """Memory for one graph at a time of a model, with so many sequences at most."""
 
-    def __init__(self, decoder: Decoder, kind: Kind, fill: int, said: _Said) -> None:
+    def __init__(self, decoder: Decoder, sequences: int, works: int, fill: int) -> None:
+        spec, kernels, device = decoder.spec, decoder.kernels, decoder.kernels.device
+        self.cells = min(CELLS, sequences * _power_of_two(-(-spec.context // decoder.block_size), 16))
+        self.inputs = Room(device, nbytes(_inputs(sequences, 1)) + nbytes({"": (np.int32, (self.cells,))}), turns=2)
+        self.order = torch.arange(sequences, dtype=torch.int32, device=device)
+        first, *others = decoder.windows
+        self.works = works
+        parts = kernels.room(works, works, works, rows_of(decoder, fill), spec.kv_heads, decoder.mixed)
+        self.plans = {first: parts} | {window: parts.beside() for window in others}
+        self.said = _Said(
+            torch.empty(sequences, spec.hidden, dtype=decoder.dtype, device=device),
+            torch.empty(sequences, dtype=torch.bool, device=device),
+            torch.empty(sequences, spec.vocab_size, dtype=torch.float32, device=device),
+        )
+        self._inner: dict[int, Tensor] = {}
+
+    def inner(self, n: int, taps: int) -> Tensor:
+        """Inputs of so many tapped layers, side by side."""
+        if taps not in self._inner:
+            sequences, hidden = self.said.hidden.shape
+            self._inner[taps] = self.said.hidden.new_empty(sequences, taps * hidden)
+        return self._inner[taps][:n]
+
+
+class _Graph:
+    """One kind's pass over the rooms, which leaves what comes of it in the first of `said`."""
+
+    def __init__(self, decoder: Decoder, kind: Kind, fill: int, rooms: _Rooms) -> None:
         self._decoder, self._kind, self._fill = decoder, kind, fill
         n, device = kind.sequences, decoder.kernels.device
-        self.mirror = Mirror(
-            device,
-            {
-                "ids": (np.int64, (n,)),
-                "slots": (np.int64, (n,)),
-                "positions": (np.int32, (n,)),
-                "lengths": (np.int32, (n,)),
-                "firsts": (np.int32, (n + 1,)),
-                "tables": (np.int32, (n, kind.columns)),
-            },
-            turns=2,
-        )
-        spec = decoder.spec
-        rows = rows_of(decoder, fill)
-        works = kind.works
-        self._plans: dict[int, Staged] = {
-            window: decoder.kernels.room(works, works, works, rows, spec.kv_heads, decoder.mixed)
-            for window in decoder.windows
-        }
-        self._order = torch.arange(n, dtype=torch.int32, device=device)
-        self._said = said.first(n)
-        self.inner = torch.empty(n, len(kind.taps) * spec.hidden, dtype=decoder.dtype, device=device)
+        self.mirror = Mirror(device, _inputs(n, kind.columns), room=rooms.inputs)
+        self._plans = {window: plan.first(kind.works) for window, plan in rooms.plans.items()}
+        self._order, self._said = rooms.order[:n], rooms.said.first(n)
+        self.inner = rooms.inner(n, len(kind.taps))
 
     def work(self) -> None:
         at, decoder = self.mirror.device, self._decoder
@@ -131,7 +146,8 @@ class _Graph:
 
     def fill(self, batch: Batch) -> None:
         n, host = len(batch.ids), self.mirror.host
-        host["ids"][:n], host["positions"][:n] = batch.ids, batch.positions
+        host["ids"][:n], host["ids"][n:] = batch.ids, 0
+        host["positions"][:n], host["positions"][n:] = batch.positions, 0
         host["slots"][:n], host["slots"][n:] = batch.slots, -1
         host["lengths"][:n], host["lengths"][n:] = batch.lengths, 0
         host["firsts"][: n + 1], host["firsts"][n + 1 :] = batch.firsts, batch.firsts[-1]
@@ -139,36 +155,58 @@ class _Graph:
         self.mirror.send()
 
 
-class Graphs:
-    """The graphs of a model. `fill` as in `attention_plans`."""
+def _inputs(n: int, columns: int) -> dict[str, Shape]:
+    """Of a pass over so many sequences with block tables of so many columns."""
+    return {
+        "ids": (np.int64, (n,)),
+        "slots": (np.int64, (n,)),
+        "positions": (np.int32, (n,)),
+        "lengths": (np.int32, (n,)),
+        "firsts": (np.int32, (n + 1,)),
+        "tables": (np.int32, (n, columns)),
+    }
 
-    def __init__(self, decoder: Decoder, recorder: Recorder, fill: int) -> None:
+
+class Graphs:
+    """The graphs of a model, for up to `sequences` sequences (and `LARGEST`). `fill` as in `attention_plans`."""
+
+    def __init__(self, decoder: Decoder, recorder: Recorder, fill: int, sequences: int) -> None:
         self._decoder, self._recorder, self._fill = decoder, recorder, fill
         self._recorded: dict[Kind, tuple[_Graph, Replay]] = {}
-        spec, device = decoder.spec, decoder.kernels.device
-        self._said = _Said(
-            torch.empty(LARGEST, spec.hidden, dtype=decoder.dtype, device=device),
-            torch.empty(LARGEST, dtype=torch.bool, device=device),
-            torch.empty(LARGEST, spec.vocab_size, dtype=torch.float32, device=device),
-        )
+        self._sequences = min(LARGEST, _power_of_two(sequences, 1))
+        self._tiles = -(-decoder.group // rows_of(decoder, fill))
+        least = self._tiles * self._sequences
+        works = max(fill // decoder.spec.kv_heads, least) if fill else max(WORKS, least)
+        self._rooms = _Rooms(decoder, self._sequences, works, fill)
 
     def kind(self, batch: Batch, layers: int, taps: tuple[int, ...] = ()) -> Kind | None:
-        """None for a step that is not all decodes, or of too many sequences."""
+        """None for a step that is not all decodes, or that there is no room for."""
         n = len(batch.lengths)
-        if len(batch.ids) != n or n > LARGEST:
+        if len(batch.ids) != n or n > self._sequences:
             return None
         sequences, columns = _power_of_two(n, 1), _power_of_two(batch.tables.shape[1], 16)
-        tiles = -(-self._decoder.group // rows_of(self._decoder, self._fill))
-        if self._fill:
-            works = max(self._fill // self._decoder.spec.kv_heads, tiles * sequences)
-        else:
-            works = _power_of_two(tiles * int((-(-batch.lengths // SPLIT)).sum()), sequences)
-        return Kind(sequences, columns, works, layers, taps)
+        works = 0 if self._fill else self._tiles * int((-(-batch.lengths // SPLIT)).sum())
+        kind = self._of(sequences, columns, works, layers, taps)
+        return kind if kind.works <= self._rooms.works and sequences * columns <= self._rooms.cells else None
+
+    def largest(self, layers: int, taps: tuple[int, ...]) -> None:
+        """Record the kind that takes the most memory, over no sequence at all."""
+        nobody, ends = np.zeros(0, np.int32), np.zeros(1, np.int32)
+        size = self._decoder.block_size
+        batch = Batch(
+            nobody.astype(np.int64), nobody, nobody.astype(np.int64), nobody.reshape(0, 0), nobody, ends, size
+        )
+        self.run(self._of(self._sequences, 16, 0, layers, taps), batch)
+        Reading(self._rooms.said.finite.int()).wait()  # what was sent is there: the first step may write its inputs
+
+    def forget(self) -> None:
+        """All that were recorded: the pool is another."""
+        self._recorded.clear()
 
     def run(self, kind: Kind, batch: Batch) -> Pass:
         """Of the batch's tokens."""
         if (found := self._recorded.get(kind)) is None:
-            graph = _Graph(self._decoder, kind, self._fill, self._said)
+            graph = _Graph(self._decoder, kind, self._fill, self._rooms)
             graph.fill(batch)
             graph.work()  # loads kernels, and is this step: what is recorded begins with the next of its kind
             self._recorded[kind] = graph, self._recorder(graph.work)
@@ -177,7 +215,14 @@ class Graphs:
             graph.fill(batch)
             replay()
         n = len(batch.ids)
-        return Pass(*self._said.first(n), graph.inner[:n] if kind.taps else None)
+        return Pass(*self._rooms.said.first(n), graph.inner[:n] if kind.taps else None)
+
+    def _of(self, sequences: int, columns: int, works: int, layers: int, taps: tuple[int, ...]) -> Kind:
+        """With so many works, if how they are cut depends on lengths."""
+        least = self._tiles * sequences
+        if self._fill:
+            return Kind(sequences, columns, max(self._fill // self._decoder.spec.kv_heads, least), layers, taps)
+        return Kind(sequences, columns, _power_of_two(works, least), layers, taps)
 
 
 def rows_of(decoder: Decoder, fill: int) -> int:

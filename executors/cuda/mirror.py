@@ -8,13 +8,14 @@ host may not write what it was made of.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Shape: TypeAlias = tuple[npt.DTypeLike, tuple[int, ...]]
 _ALIGN = 256
 _TORCH = {
     np.dtype(np.uint8): torch.uint8,
@@ -24,39 +25,58 @@ _TORCH = {
 }
 
 
+class Room:
+    """Bytes on the device, and `turns` times on the host, for mirrors of which one is in use at a time."""
+
+    def __init__(self, device: torch.device, nbytes: int, turns: int) -> None:
+        self.hosts = torch.zeros(turns, nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.turn = 0
+
+    def send(self, nbytes: int) -> None:
+        """The first so many to the device, in the order of torch's current stream; the host's next turn begins."""
+        self.device[:nbytes].copy_(self.hosts[self.turn, :nbytes], non_blocking=True)
+        self.turn = (self.turn + 1) % len(self.hosts)
+
+
 class Mirror:
-    """`shapes` are dtype and shape by name. Zeroed on the host; the device has what was sent last.
+    """`shapes` are dtype and shape by name. The host's side is zero at first, or in a shared room whatever was there;
+    the device has what was sent last.
 
     The host has it `turns` times and writes them in turn: what it sent last but `turns` must have been waited for."""
 
     def __init__(
-        self, device: torch.device, shapes: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]], turns: int = 1
+        self, device: torch.device, shapes: Mapping[str, Shape], turns: int = 1, room: Room | None = None
     ) -> None:
-        places, end = {}, 0
-        for name, (dtype, shape) in shapes.items():
-            size = np.dtype(dtype).itemsize * int(np.prod(shape))
-            places[name] = (end, end + size)
-            end += -(-size // _ALIGN) * _ALIGN
-        self._turns = torch.zeros(turns, end, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._turn = 0
-        self._device = torch.zeros(end, dtype=torch.uint8, device=device)
-        self._hosts: list[dict[str, npt.NDArray[Any]]] = [{} for _ in range(turns)]
+        self._nbytes = nbytes(shapes)
+        self._room = room or Room(device, self._nbytes, turns)
+        self._hosts: list[dict[str, npt.NDArray[Any]]] = [{} for _ in self._room.hosts]
         self.device: dict[str, Tensor] = {}
+        start = 0
         for name, (dtype, shape) in shapes.items():
-            start, stop = places[name]
-            for host, turn in zip(self._hosts, self._turns, strict=True):
+            stop = start + np.dtype(dtype).itemsize * int(np.prod(shape))
+            for host, turn in zip(self._hosts, self._room.hosts, strict=True):
                 host[name] = turn[start:stop].numpy().view(dtype).reshape(shape)
-            self.device[name] = self._device[start:stop].view(_TORCH[np.dtype(dtype)]).view(shape)
+            self.device[name] = self._room.device[start:stop].view(_TORCH[np.dtype(dtype)]).view(shape)
+            start += _aligned(stop - start)
 
     @property
     def host(self) -> dict[str, npt.NDArray[Any]]:
         """To be written for the next `send`."""
-        return self._hosts[self._turn]
+        return self._hosts[self._room.turn]
 
     def send(self) -> None:
         """Everything to the device, in the order of torch's current stream."""
-        self._device.copy_(self._turns[self._turn], non_blocking=True)
-        self._turn = (self._turn + 1) % len(self._turns)
+        self._room.send(self._nbytes)
+
+
+def nbytes(shapes: Mapping[str, Shape]) -> int:
+    """That a mirror of these takes on each side."""
+    return sum(_aligned(np.dtype(dtype).itemsize * int(np.prod(shape))) for dtype, shape in shapes.values())
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
 
 
 class Reading:
@@ -64,6 +84,7 @@ class Reading:
 
     def __init__(self, numbers: Tensor) -> None:
         self._event = None
+        self._told: list[int] | None = None
         if numbers.device.type == "cuda":
             self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._host.copy_(numbers, non_blocking=True)
@@ -77,10 +98,11 @@ class Reading:
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> list[int]:
-        if self._event is not None:
-            self._event.synchronize()
-        numbers: list[int] = self._host.tolist()
-        return numbers
+        if self._told is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._told = self._host.tolist()
+        return self._told
 
 
 def mirrored(device: torch.device, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Tensor]:

@@ -113,4 +113,4 @@ class Stacks:
             decoder.layout(1)
         except ValueError as error:
             raise ModelError(f"{files.model_id} cannot run on CUDA kernels: {error}") from error
-        return Forward(decoder, self._recorder)
+        return Forward(decoder, self._recorder, self.forward.sequences)

@@ -64,6 +64,18 @@ class Staged:
     shared: Staged | None = None
     """Works on keys that sequences share: their parts are the first that the merges ask for."""
 
+    def first(self, works: int) -> Staged:
+        """Of room for works that the device plans, so much: in the same memory."""
+        parts = self.part_out[:works], self.part_lse[:works]
+        return Staged(self.works[:works], self.merges[:works], *parts, self.rows, self.counts)
+
+    def beside(self) -> Staged:
+        """Room for another plan, whose parts lie where this one's do: for layers that are computed in turn."""
+        return Staged(
+            torch.zeros_like(self.works), torch.zeros_like(self.merges), self.part_out, self.part_lse, self.rows,
+            None if self.counts is None else torch.zeros_like(self.counts),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
@@ -313,15 +325,13 @@ class Kernels:
         """Room for blocks of all layers as bytes [blocks, layers, block_bytes]: each can be moved at once."""
         return torch.empty(blocks, len(pools), pools[0].shape[1], dtype=torch.uint8, device=self.device)
 
-    def gather_blocks(self, pools: list[Tensor], blocks: list[int]) -> Tensor:
-        """The blocks of all layers in a staging buffer, to be swapped out."""
-        staging = self.staging(pools, len(blocks))
+    def gather_blocks(self, pools: list[Tensor], blocks: list[int], staging: Tensor) -> None:
+        """The blocks of all layers into a staging buffer, to be swapped out."""
         if blocks:
             self._copy(pools, _by_layer(staging), [(block, i * len(pools)) for i, block in enumerate(blocks)])
-        return staging
 
     def scatter_blocks(self, pools: list[Tensor], blocks: list[int], staging: Tensor) -> None:
-        """What `gather_blocks` gave, into these blocks."""
+        """What `gather_blocks` brought there, into these blocks."""
         if blocks:
             self._copy(_by_layer(staging), pools, [(i * len(pools), block) for i, block in enumerate(blocks)])
 

@@ -29,6 +29,7 @@ from octavo.core.messages import EMPTY, Facts, Kind, Open, Sampling, StepBind, S
 from octavo.executors.cuda.decoder import SAID
 from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.forward import Forward
+from octavo.kernels.cuda.launch import Staged
 
 M = TypeVar("M", StepPlan, StepBind)
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cuda_host.md"
@@ -41,7 +42,9 @@ class NoKernels:
 
     device, blocks = torch.device("cpu"), 264
 
-    def room(self, *_: object) -> None: ...
+    def room(self, n: int, *_: object) -> Staged:
+        works, merges, out, lse = torch.zeros(4, n, 8, dtype=torch.int32)
+        return Staged(works, merges, out, lse, 16)
 
     def plan(self, *_: object, **__: object) -> None: ...
 
@@ -53,7 +56,7 @@ class NoKernels:
 
 
 def no_decoder() -> Any:
-    spec = SimpleNamespace(layers=1, kv_heads=8, hidden=64, vocab_size=VOCABULARY, latent=None)
+    spec = SimpleNamespace(layers=1, kv_heads=8, hidden=64, vocab_size=VOCABULARY, latent=None, context=8192)
     return SimpleNamespace(
         kernels=NoKernels(), spec=spec, dtype=torch.bfloat16, block_size=BLOCK, group=4, windows=[0], rows=(16, 64),
         exact=False, mixed=128, pools=[torch.zeros(1, 16, dtype=torch.uint8)],

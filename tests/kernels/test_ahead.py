@@ -40,7 +40,7 @@ class Watch:
         watch = self
 
         def sends(mirror: Mirror) -> None:
-            host = mirror._turns[mirror._turn]
+            host = mirror._room.hosts[mirror._room.turn, : mirror._nbytes]
             watch.sent.append((host, host.clone()))
             send(mirror)
 
@@ -199,7 +199,7 @@ def test_a_host_side_is_written_in_turns() -> None:
     mirror.host["ids"][:] = 1
     mirror.send()
     mirror.host["ids"][:] = 2  # while the device may still read the first
-    assert mirror._turns[0].view(torch.int32)[:4].tolist() == [1] * 4
+    assert mirror._room.hosts[0].view(torch.int32)[:4].tolist() == [1] * 4
     assert mirror.device["ids"].tolist() == [1] * 4
     mirror.send()
     assert mirror.device["ids"].tolist() == [2] * 4

@@ -18,16 +18,17 @@ from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelCon
 from octavo.core.messages import Sampling
 from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.executor import CpuExecutor
-from octavo.executors.cuda import batch, forward, memory
-from octavo.executors.cuda.batch import attention_plans, build
+from octavo.executors.cuda import batch, forward, graphs, memory, mirror
+from octavo.executors.cuda.batch import Batch, attention_plans, build
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.forward import Forward
-from octavo.executors.cuda.graphs import Pass, Recorder, Replay
+from octavo.executors.cuda.graphs import Graphs, Kind, Pass, Recorder, Replay
 from octavo.executors.cuda.lora import Adapting
 from octavo.executors.cuda.memory import RESERVED
 from octavo.executors.residents import Span
 from octavo.kernels.cuda.device import DeviceError
+from octavo.kernels.cuda.launch import Kernels, Staged
 from octavo.kernels.cuda.plan import Plan
 from tests.adapters.made import save_adapter
 from tests.executors.driver import DECODE, Driver, Sequence
@@ -43,10 +44,11 @@ Make: TypeAlias = Callable[..., CudaExecutor]
 
 @dataclass
 class Bytes:
-    """A device with so many bytes free and so many that a step takes; counts its steps."""
+    """A device with so many bytes free, so many that a step takes and so many that graphs keep; counts its steps."""
 
     free_bytes: int = 1 << 40
     peak: int = 0
+    kept: int = 0
     ran: list[bool] = field(default_factory=list)
     run: bool = False
 
@@ -58,6 +60,11 @@ class Bytes:
             work()
         self.ran.append(self.run)
         return self.peak
+
+    def kept_by(self, work: Callable[[], None]) -> int:
+        if self.run:
+            work()
+        return self.kept
 
 
 def config(
@@ -252,7 +259,8 @@ def forbidden(*args: object, **how: object) -> None:
 def test_decodes_are_recorded_once_for_each_kind_and_give_the_tokens_of_launches(
     make: Make, monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:
-    """Three sequences, then two, then four: kinds for four, two and four again; positions cross blocks."""
+    """Three sequences, then two, then four: kinds for four (the most: recorded before the first step), two and four
+    again; positions cross blocks."""
     recording = Recording(monkeypatch)
 
     def run(executor: CudaExecutor) -> list[list[int]]:
@@ -265,20 +273,93 @@ def test_decodes_are_recorded_once_for_each_kind_and_give_the_tokens_of_launches
         return [sequence.ids for sequence in live]
 
     assert run(make(1, mode, recorder=recording)) == run(make(1, mode))
-    assert (recording.recorded, recording.replayed) == (2, 9 - 2)  # the first of a kind is launched
+    assert (recording.recorded, recording.replayed) == (2, 9 - 1)  # the first of a kind is launched
 
 
-def test_graphs_of_all_kinds_have_one_room_for_logits(make: Make) -> None:
-    """Taken before the pool is sized: what each kind took of its own, later, nobody would have counted."""
-    executor = make(1, recorder=again)
-    rooms: set[int] = set()
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_graphs_take_no_memory_once_the_pool_is_sized(make: Make, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
+    """Of the device's what each kind took of its own, later, nobody would have counted: logits, parts of attention,
+    tables and all else lie where they lie for the others. Nor of the host's, whose pinned memory stops the device."""
+    executor = make(1, mode, recorder=again)
+    rooms: set[tuple[int, ...]] = set()
+    taken: list[int] = []
+
+    def seen(kernels: Kernels, *how: Any) -> Staged:
+        taken.append(how[0])
+        return room(kernels, *how)
+
+    room, run = Kernels.room, Graphs.run
+    monkeypatch.setattr(Kernels, "room", seen)
+    monkeypatch.setattr(mirror, "Room", forbidden)
+    kinds: set[Kind] = set()
+
+    def ran(self: Graphs, kind: Kind, batch: Batch) -> Pass:
+        kinds.add(kind)
+        made = run(self, kind, batch)
+        at = self._recorded[kind][0].mirror.device["ids"]
+        assert made.logits is not None
+        rooms.add((made.logits.data_ptr(), made.hidden.data_ptr(), at.data_ptr()))
+        return made
+
+    monkeypatch.setattr(Graphs, "run", ran)
     with torch.inference_mode():
         for n in (4, 2, 1):
-            passed = executor.forward.run(build([Span([1], 0, [i]) for i in range(n)], 16))
-            assert passed.logits is not None
-            assert len(passed.logits) == n
-            rooms.add(passed.logits.data_ptr())
+            for blocks in (1, 17, 32):
+                spans = [Span([1], 16 * blocks - 1, list(range(blocks))) for _ in range(n)]
+                assert len(executor.forward.run(build(spans, 16)).finite) == n
+    assert len(kinds) >= 6
     assert len(rooms) == 1
+    assert not taken
+
+
+def test_what_graphs_keep_is_counted_before_the_pool_is_sized(make: Make) -> None:
+    """The largest one is recorded to see what it keeps, and again over the pool; what nobody records keeps nothing."""
+    block_bytes = make(tokens=16).facts.block_bytes
+    records: list[tuple[int, weakref.ref[object]]] = []
+    executors: list[CudaExecutor] = []
+
+    class Graph:
+        def __init__(self, work: Callable[[], None]) -> None:
+            self.replay = work
+
+    def recorder(work: Callable[[], None]) -> Replay:
+        graph = Graph(work)
+        graph_of: Any = work
+        blocks = len(graph_of.__self__._decoder.pools[0])
+        records.append((blocks, weakref.ref(graph)))
+        return lambda: graph.replay()
+
+    memory = Bytes(free_bytes=RESERVED + 3_000 + 9 * block_bytes, kept=3_000, run=True)
+    executors.append(make(fit=True, memory=memory, recorder=recorder))
+    assert executors[0].facts.total_blocks == 9
+    assert [blocks for blocks, _ in records] == [1, 9]
+    assert records[0][1]() is None  # with its memory, before the pool took what was free
+    assert records[1][1]() is not None
+
+
+def test_what_graphs_have_no_room_for_is_launched(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In exact mode a step has as many works as its contexts have parts; tables may have any number of cells."""
+    monkeypatch.setattr(batch, "SPLIT", 32)
+    monkeypatch.setattr(graphs, "SPLIT", 32)
+    monkeypatch.setattr(graphs, "WORKS", 16)
+    monkeypatch.setattr(graphs, "CELLS", 80)
+    recorded: list[bool] = []
+
+    def recorder(work: Callable[[], None]) -> Replay:
+        recorded.append(True)
+        return work
+
+    def logits(executor: CudaExecutor, *lengths: int) -> torch.Tensor:
+        spans = [Span([3], n - 1, list(range(-(-n // 16)))) for n in lengths]
+        with torch.inference_mode():
+            made = executor.forward.run(build(spans, 16))
+            return executor.forward.logits(made, list(range(len(lengths)))).clone()
+
+    executor, plain = (make(1, "exact", recorder=which) for which in (recorder, None))
+    for lengths, new in (((200, 200, 20), True), ((200, 200, 200), False), ((20,), True), ((20 * 16, 20, 20), False)):
+        before = len(recorded)
+        assert torch.equal(logits(executor, *lengths), logits(plain, *lengths))
+        assert (len(recorded) > before) is new, lengths
 
 
 def test_the_pool_is_what_memory_leaves_once_the_worst_step_has_run(make: Make) -> None:

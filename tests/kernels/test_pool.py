@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 import torch
 
-from octavo.executors.cuda.swap import HostPool
+from octavo.executors.cuda import swap
+from octavo.executors.cuda.swap import HostPool, Mark
 from octavo.kernels.cuda import reference
 from octavo.kernels.cuda.instances import Heads
 from octavo.kernels.cuda.launch import Step
@@ -122,12 +124,13 @@ def test_blocks_go_out_and_come_back_elsewhere(kernels: Maker, order: int) -> No
     layout = PoolLayout(6, 16, 3, 64, torch.bfloat16)
     pools = [torch.randint(0, 255, (6, layout.block_bytes), dtype=torch.uint8) for _ in range(2)]
     before = [pool.clone() for pool in pools]
-    away = kernels(order).gather_blocks(pools, [4, 0, 5])
+    away = kernels(order).staging(pools, 4)[:3]
+    kernels(order).gather_blocks(pools, [4, 0, 5], away)
     assert torch.equal(away, torch.stack([pool[[4, 0, 5]] for pool in before], dim=1))
     kernels(order).scatter_blocks(pools, [1, 2, 4], away)
     for pool, old in zip(pools, before, strict=True):
         assert torch.equal(pool, old[[0, 4, 0, 3, 5, 5]])
-    assert kernels(order).gather_blocks(pools, []).numel() == 0
+    kernels(order).gather_blocks(pools, [], away[:0])
 
 
 @pytest.mark.parametrize("order", [0, 1])
@@ -143,3 +146,95 @@ def test_a_binds_copies_reach_host_memory_and_back_as_if_at_once(kernels: Maker,
         for pool, known in zip(pools, expected, strict=True):
             known[[target for _, target in copies]] = known[[source for source, _ in copies]]
             assert torch.equal(pool, known[:6])
+
+
+class Late:
+    """Transfers that run as late as they may: when steps wait for them. Into `host` goes what steps read into a buffer
+    just before, so such a one is held for all that steps have launched."""
+
+    def __init__(self) -> None:
+        self.host = torch.empty(0)
+        self.steps = 0
+        """Marks of steps."""
+        self.held = 0
+        """The last of them that transfers wait for."""
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.done = 0
+
+    def of_steps(self) -> int:
+        self.steps += 1
+        return self.steps
+
+    def of_transfers(self) -> int:
+        return self.done + len(self.waiting)
+
+    def hold_steps(self, mark: Mark) -> None:
+        assert isinstance(mark, int)
+        while self.done < mark:
+            target, source = self.waiting.pop(0)
+            target.copy_(source)
+            self.done += 1
+
+    def hold_transfers(self, mark: Mark) -> None:
+        assert isinstance(mark, int)
+        self.held = max(self.held, mark)
+
+    def transfer(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if target.untyped_storage().data_ptr() == self.host.untyped_storage().data_ptr():
+            assert self.held == self.steps
+        self.waiting.append((target, source))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_transfers_run_aside_of_steps_and_in_rounds(kernels: Maker, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Random copies, rings among them, through staging buffers of three blocks; steps write what is copied at once."""
+    luck = random.Random(seed)
+    layout = PoolLayout(12, 16, 1, 16, torch.bfloat16)
+    monkeypatch.setattr(swap, "STAGED", 3 * 2 * layout.block_bytes)
+    pools = [torch.randint(0, 255, (12, layout.block_bytes), dtype=torch.uint8) for _ in range(2)]
+    late = Late()
+    host = HostPool(kernels(0), pools, 8, late)
+    late.host = host._host
+    known = [torch.cat((pool, torch.zeros(8, layout.block_bytes, dtype=torch.uint8))) for pool in pools]
+    lagging = 0
+    for _ in range(12):
+        n = luck.randrange(1, 14)
+        targets = luck.sample(range(20), n)
+        pairs = [(luck.choice([i for i in range(20) if min(i, target) < 12]), target) for target in targets]
+        pairs = [pair for pair in pairs if pair[0] != pair[1]]
+        host.copy(pairs)
+        for pool, all_ in zip(pools, known, strict=True):
+            if pairs:
+                all_[[target for _, target in pairs]] = all_[[source for source, _ in pairs]]
+            assert torch.equal(pool, all_[:12])
+            written = luck.randrange(12)  # by the step that follows
+            pool[written] = all_[written] = luck.randrange(256)
+        lagging += bool(late.waiting)
+    assert lagging > 3  # steps went on while blocks were on their way out
+    late.hold_steps(late.of_transfers())
+    for layer, all_ in enumerate(known):
+        assert torch.equal(host._host[:, layer], all_[12:])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rounds_write_nothing_that_is_still_to_be_read(seed: int) -> None:
+    luck = random.Random(seed)
+    size, most = luck.randrange(2, 30), luck.randrange(1, 9)
+    targets = luck.sample(range(size), luck.randrange(1, size))
+    pairs = [(luck.randrange(size), target) for target in targets]
+    if seed % 2:  # rings and nothing else
+        pairs = list(zip(luck.sample(targets, len(targets)), targets, strict=True))
+    made = list(swap.rounds(pairs, most))
+    assert sorted(pair for some in made for pair in some) == sorted(pairs)
+    known = list(range(size))
+    for some in made:
+        read = [known[source] for source, _ in some]
+        for (_, target), value in zip(some, read, strict=True):
+            known[target] = value
+        following = dict(some)
+        rings = [pair for pair in some if pair[1] in following]
+        assert len(some) <= most or rings
+    want = list(range(size))
+    for source, target in pairs:
+        want[target] = source
+    assert known == want
