@@ -90,6 +90,11 @@ class Adapters(Generic[C, P]):
     def nbytes(self) -> int:
         return sum(map(self._size, self._held.values()))
 
+    @property
+    def held(self) -> dict[bytes, P]:
+        """By digest."""
+        return dict(self._held)
+
     def load(self, name: str, path: str) -> Adapter:
         adapter = self._had(name, path)
         self._named.add(adapter.digest)

@@ -135,7 +135,7 @@ class CudaExecutor:
             held = memory.kept_by(forward.record) + trial.own_bytes * facts.host_blocks
             forward.forget()
             each = block_bytes + trial.pool_bytes + trial.own_bytes
-            named = _named_bytes(config, spec, dtype)
+            named = _named_bytes(config, spec, dtype, forward)
             worst = partial(worst_step, beside, config)
             room = room_for(memory, worst, each, 0 if config.kv.fit else wanted, size, held + named, named)
             decoder.allocate(room.blocks)
@@ -155,14 +155,15 @@ class CudaExecutor:
     def _prepared(self, lora: Lora) -> Packed:
         """On the device, if steps have their memory beside it. Raises `ModelError`."""
         decoder = self.forward.decoder
-        needed, held = size_of(lora, decoder.dtype), self.adapters.nbytes
+        self.forward.separate()  # it may have more than is held by now
+        needed, held = size_of(lora, decoder.dtype, widths(self.forward)), self.adapters.nbytes
         if held + needed > self._adapter_bytes:
             raise ModelError(
                 f"the adapter takes {needed / 2**20:.1f} MiB of the GPU's memory and others have {held / 2**20:.1f} of "
                 f"the {self._adapter_bytes / 2**20:.1f} that the KV pool leaves; name it in lora.NAME at the start, or "
                 "take a lower kv.tokens, without kv.fit"
             )
-        return packed(lora, decoder.kernels.device, decoder.dtype, exact=decoder.exact)
+        return packed(lora, decoder.kernels.device, decoder.dtype, needed, exact=decoder.exact)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -247,14 +248,20 @@ def host(config: Config, facts: Facts, stacks: Stacks) -> Host:
     return Host(config, facts, stacks.target, stacks.open, trees=trees, claim=stacks.claim, taps=True, device=device)
 
 
-def _named_bytes(config: Config, spec: Spec, dtype: torch.dtype) -> int:
+def widths(forward: Forward) -> dict[str, int]:
+    """As `size_of` takes them."""
+    products = forward.decoder.products if forward.together else []
+    return {product.name: len(product.linear.weight) for product in products}
+
+
+def _named_bytes(config: Config, spec: Spec, dtype: torch.dtype, forward: Forward) -> int:
     """That the adapters of the configuration take, each content once. Of one that cannot be read it is said when it is
     loaded."""
     sizes: dict[bytes, int] = {}
     for path in config.lora.values():
         with suppress(ModelError, OSError):
             lora = read(absolute(path), spec)
-            sizes[lora.digest] = size_of(lora, dtype)
+            sizes[lora.digest] = size_of(lora, dtype, widths(forward))
     return sum(sizes.values())
 
 

@@ -13,7 +13,7 @@ from octavo.executors.adapters import Adapters
 from octavo.executors.cuda.batch import Batch, attention_plans
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.graphs import LARGEST, Graphs, Pass, Recorder
-from octavo.executors.cuda.lora import Adapted, Packed
+from octavo.executors.cuda.lora import Adapted, Packed, Together
 from octavo.executors.cuda.mirror import mirrored, picked
 from octavo.executors.loading.peft import Lora
 from octavo.kernels.cuda.launch import Step
@@ -29,6 +29,7 @@ class Forward:
         """Set by whoever has some."""
         self.taps: Sequence[int] = ()
         """Layers whose inputs a pass over all of them tells; one may be there twice. Set by whoever wants to know."""
+        self._together: Together | None = None
         self._graphs = None if recorder is None else Graphs(decoder, recorder, self._fill, sequences)
 
     def record(self) -> None:
@@ -37,6 +38,28 @@ class Forward:
         self.forget()
         if self._graphs is not None:
             self._graphs.largest(self.decoder.spec.layers, tuple(self.taps))
+
+    @property
+    def together(self) -> bool:
+        """Whether adapters lie side by side once more, for steps that are recorded."""
+        return self._graphs is not None and not self.decoder.exact
+
+    def separate(self) -> None:
+        """Give that memory back, until a step asks for it again."""
+        if self._graphs is not None and self._together is not None:
+            self._graphs.leave(self._together)
+        self._together = None
+
+    def _with(self, batch: Batch) -> Together:
+        """All adapters that are held, among them those of the batch."""
+        assert self.adapters is not None  # as somebody has one
+        for adapter, _ in batch.adapted:
+            self.adapters.of(adapter)
+        held = self.adapters.held
+        if self._together is None or self._together.places.keys() != held.keys():
+            self.separate()
+            self._together = Together(held, self.decoder.products)
+        return self._together
 
     def forget(self) -> None:
         """What was recorded, and its memory."""
@@ -48,8 +71,9 @@ class Forward:
         all. `together` as in `attention_plans`."""
         decoder, spec = self.decoder, self.decoder.spec
         taps = tuple(self.taps) if layers is None else ()
-        if self._graphs is not None and not batch.adapted:
-            kind = self._graphs.kind(batch, layers or spec.layers, taps)
+        if self._graphs is not None and not (batch.adapted and decoder.exact):
+            adapters = self._with(batch) if batch.adapted else None
+            kind = self._graphs.kind(batch, layers or spec.layers, taps, adapters)
             if kind is not None:
                 return self._graphs.run(kind, batch)
         device = decoder.kernels.device

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from octavo.executors.cuda.batch import SPLIT, Batch
 from octavo.executors.cuda.decoder import Decoder
+from octavo.executors.cuda.lora import Owned, Together
 from octavo.executors.cuda.mirror import Mirror, Reading, Room, Shape, nbytes
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
 from octavo.kernels.cuda.launch import Step
@@ -76,6 +77,8 @@ class Kind(NamedTuple):
     """That are computed, as if they were all."""
     taps: tuple[int, ...]
     """Layers whose inputs are told."""
+    together: Together | None = None
+    """Adapters that some of the sequences have."""
 
 
 class _Said(NamedTuple):
@@ -137,7 +140,10 @@ class _Graph:
         step = Step(at["positions"], at["slots"], self._order, at["tables"])
         plans = {window: [plan] for window, plan in self._plans.items()}
         taps = dict.fromkeys(self._kind.taps, self.inner)
+        if self._kind.together is not None:
+            decoder.adapting.now = [Owned(self._kind.together, at["owners"])]
         hidden = decoder.hidden(at["ids"], step, plans, layers=self._kind.layers, taps=taps)
+        decoder.adapting.now = ()
         if taps:
             torch.cat([taps[layer] for layer in self._kind.taps], dim=-1, out=self.inner)
         self._said.hidden.copy_(hidden)
@@ -151,6 +157,10 @@ class _Graph:
         host["slots"][:n], host["slots"][n:] = batch.slots, -1
         host["lengths"][:n], host["lengths"][n:] = batch.lengths, 0
         host["firsts"][: n + 1], host["firsts"][n + 1 :] = batch.firsts, batch.firsts[-1]
+        if self._kind.together is not None:
+            host["owners"][:] = -1
+            for adapter, rows in batch.adapted:
+                host["owners"][rows] = self._kind.together.places[adapter.digest]
         host["tables"][:n, : batch.tables.shape[1]] = batch.tables
         self.mirror.send()
 
@@ -163,6 +173,7 @@ def _inputs(n: int, columns: int) -> dict[str, Shape]:
         "positions": (np.int32, (n,)),
         "lengths": (np.int32, (n,)),
         "firsts": (np.int32, (n + 1,)),
+        "owners": (np.int32, (n,)),
         "tables": (np.int32, (n, columns)),
     }
 
@@ -179,14 +190,16 @@ class Graphs:
         works = max(fill // decoder.spec.kv_heads, least) if fill else max(WORKS, least)
         self._rooms = _Rooms(decoder, self._sequences, works, fill)
 
-    def kind(self, batch: Batch, layers: int, taps: tuple[int, ...] = ()) -> Kind | None:
+    def kind(
+        self, batch: Batch, layers: int, taps: tuple[int, ...] = (), together: Together | None = None
+    ) -> Kind | None:
         """None for a step that is not all decodes, or that there is no room for."""
         n = len(batch.lengths)
         if len(batch.ids) != n or n > self._sequences:
             return None
         sequences, columns = _power_of_two(n, 1), _power_of_two(batch.tables.shape[1], 16)
         works = 0 if self._fill else self._tiles * int((-(-batch.lengths // SPLIT)).sum())
-        kind = self._of(sequences, columns, works, layers, taps)
+        kind = self._of(sequences, columns, works, layers, taps)._replace(together=together)
         return kind if kind.works <= self._rooms.works and sequences * columns <= self._rooms.cells else None
 
     def largest(self, layers: int, taps: tuple[int, ...]) -> None:
@@ -202,6 +215,11 @@ class Graphs:
     def forget(self) -> None:
         """All that were recorded: the pool is another."""
         self._recorded.clear()
+
+    def leave(self, together: Together) -> None:
+        """Forget what was recorded with these adapters, which are not all that are held any more."""
+        for kind in [kind for kind in self._recorded if kind.together is together]:
+            del self._recorded[kind]
 
     def run(self, kind: Kind, batch: Batch) -> Pass:
         """Of the batch's tokens."""

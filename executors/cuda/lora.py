@@ -2,17 +2,21 @@
 
     y[rows of the adapter] += up · (down · x[those rows])
 
-Linears as the model's own (see `linear`), so in exact mode a row's numbers are its own here too. Which rows are whose
-differs from step to step, so steps with adapters are launched, never recorded.
+Linears as the model's own (see `linear`), so in exact mode a row's numbers are its own here too.
+
+Which rows are whose differs from step to step. A step that is launched takes each adapter's rows; one that is recorded
+has all adapters side by side as one, of which a row keeps what its own makes of it: then whose it is is a number in a
+buffer. That cuts sums by all adapters that are held, so exact steps with adapters are launched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.core.models.errors import ModelError
@@ -40,7 +44,7 @@ class Packed:
     nbytes: int
 
 
-def packed(lora: Lora, device: torch.device, dtype: torch.dtype, *, exact: bool) -> Packed:
+def packed(lora: Lora, device: torch.device, dtype: torch.dtype, nbytes: int, *, exact: bool) -> Packed:
     """Raises `ModelError` when the device has no room, or `dtype` none for its numbers."""
 
     def linear(matrix: Tensor) -> Linear:
@@ -64,12 +68,17 @@ def packed(lora: Lora, device: torch.device, dtype: torch.dtype, *, exact: bool)
         }
     except torch.OutOfMemoryError:
         raise ModelError("the GPU has no room for the adapter beside the KV pool; set kv.tokens, or lower it") from None
-    return Packed(lows, size_of(lora, dtype))
+    return Packed(lows, nbytes)
 
 
-def size_of(lora: Lora, dtype: torch.dtype) -> int:
-    """Bytes that it takes on the device."""
-    return dtype.itemsize * sum(part.down.size + part.up.size for parts in lora.parts.values() for part in parts)
+def size_of(lora: Lora, dtype: torch.dtype, widths: Mapping[str, int]) -> int:
+    """Bytes that it takes on the device. Where steps are recorded, `widths` are rows of the products by name: there it
+    lies `Together` with others once more."""
+    numbers = 0
+    for name, parts in lora.parts.items():
+        numbers += sum(part.down.size + part.up.size for part in parts)
+        numbers += widths.get(name, 0) and sum(part.down.size + widths[name] * len(part.down) for part in parts)
+    return dtype.itemsize * numbers
 
 
 def widest(products: Sequence[Adaptable]) -> Packed:
@@ -85,26 +94,74 @@ def widest(products: Sequence[Adaptable]) -> Packed:
     return Packed({product.name: (each[product.linear.weight.shape],) for product in products}, 0)
 
 
+class Adds(Protocol):
+    def add(self, name: str, x: Tensor, y: Tensor) -> None:
+        """To `y`, what the product `name` of x gets more."""
+        ...
+
+
 class Adapted(NamedTuple):
     """`rows` [n] int64 of a pass are the adapter's, each once."""
 
     packed: Packed
     rows: Tensor
 
+    def add(self, name: str, x: Tensor, y: Tensor) -> None:
+        if lows := self.packed.lows.get(name):
+            mine = x[self.rows]
+            for low in lows:
+                y[:, low.start : low.stop].index_add_(0, self.rows, low.up(low.down(mine)))
+
+
+class _Side(NamedTuple):
+    """All parts for a product: `down` [ranks, in], `up` [out, ranks], and int32 `owner` [ranks], whose each is."""
+
+    down: Tensor
+    up: Tensor
+    owner: Tensor
+
+
+class Together:
+    """Adapters side by side, by digest at their `places`."""
+
+    def __init__(self, held: Mapping[bytes, Packed], products: Sequence[Adaptable]) -> None:
+        self.places = {digest: place for place, digest in enumerate(held)}
+        self.sides: dict[str, _Side] = {}
+        for product in products:
+            weight = product.linear.weight
+            each = [(place, low) for place, one in enumerate(held.values()) for low in one.lows.get(product.name, ())]
+            if not each:
+                continue
+            ranks = [len(low.down.weight) for _, low in each]
+            up = weight.new_zeros(len(weight), sum(ranks))
+            for (_, low), columns in zip(each, torch.split(up, ranks, dim=1), strict=True):
+                columns[low.start : low.stop] = low.up.weight
+            owners = [place for (place, _), rank in zip(each, ranks, strict=True) for _ in range(rank)]
+            owner = torch.tensor(owners, dtype=torch.int32, device=weight.device)
+            self.sides[product.name] = _Side(torch.cat([low.down.weight for _, low in each]), up, owner)
+
+
+class Owned(NamedTuple):
+    """`owners` int32 [n]: the place of each row's adapter, below 0 for none."""
+
+    together: Together
+    owners: Tensor
+
+    def add(self, name: str, x: Tensor, y: Tensor) -> None:
+        if (side := self.together.sides.get(name)) is not None:
+            low = F.linear(x, side.down)
+            y.addmm_(torch.where(self.owners.unsqueeze(1) == side.owner, low, 0.0), side.up.T)
+
 
 class Adapting:
     """Whose rows the pass that is being launched has: linears of a model look here."""
 
     def __init__(self) -> None:
-        self.now: Sequence[Adapted] = ()
+        self.now: Sequence[Adds] = ()
 
     def add(self, name: str, x: Tensor, y: Tensor) -> None:
-        """To `y`, what the product `name` of x gets more."""
-        for packed, rows in self.now:
-            if lows := packed.lows.get(name):
-                mine = x[rows]
-                for low in lows:
-                    y[:, low.start : low.stop].index_add_(0, rows, low.up(low.down(mine)))
+        for one in self.now:
+            one.add(name, x, y)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

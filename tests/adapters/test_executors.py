@@ -30,9 +30,9 @@ TOLD = Sampling(temperature=0.0, logprobs=3, prompt_logprobs=0)
 NEW = 6
 KINDS: dict[str, dict[str, Any]] = {
     "cpu": {}, "native exact": {"mode": "exact"}, "native fast": {"mode": "fast"},
-    "cuda-emulated exact": {"mode": "exact"},
+    "cuda-emulated exact": {"mode": "exact"}, "cuda-emulated fast": {"mode": "fast"},
 }  # fmt: skip
-MOST = {"cpu": 1e-4, "native exact": 1e-4, "native fast": 0.2, "cuda-emulated exact": 0.05}
+MOST = {"cpu": 1e-4, "native exact": 1e-4, "native fast": 0.2, "cuda-emulated exact": 0.05, "cuda-emulated fast": 0.05}
 """That a log-probability may be off: in fp32 (measured: below 2e-5), with KV of 16 bits, and all in 16 bits (the same
 without adapters)."""
 
@@ -153,9 +153,10 @@ def test_adapters_differ_from_each_other_and_from_the_base(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mixed_batch_gives_what_each_gives_alone(
-    loaded: Executor, adapters: dict[str, Adapter | None], seed: int
+    loaded: Executor, kind: str, adapters: dict[str, Adapter | None], seed: int
 ) -> None:
-    """Bit for bit, whatever the chunks, and with preemptions; base rows in between."""
+    """Bit for bit, whatever the chunks, and with preemptions; base rows in between. Nearly so where steps have linears
+    of as many rows as there are."""
     draw = random.Random(seed)
     driver = Driver(loaded, seed)
     names = [draw.choice(["", "red", "blue", "twin"]) for _ in range(5)]
@@ -179,7 +180,14 @@ def test_a_mixed_batch_gives_what_each_gives_alone(
     for i, sequence in enumerate(live):
         expected = alone(loaded, prompts[i], adapters[names[i]], samplings[i])
         assert sequence.output == expected.output, names[i]
-        assert bits(before[i] + sequence.logprobs) == bits(expected.logprobs), names[i]
+        said = before[i] + sequence.logprobs
+        if kind == "cuda-emulated fast":
+            for got, want in zip(said, expected.logprobs, strict=True):
+                assert got is not None
+                assert want is not None
+                assert got.logprob == pytest.approx(want.logprob, abs=0.05)
+        else:
+            assert bits(said) == bits(expected.logprobs), names[i]
 
 
 def _piece(sequence: Sequence, n: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -10,6 +12,10 @@ from typing import TypeAlias, cast
 import pytest
 import torch
 
+from octavo.executors.cuda.emulated import again
+from octavo.executors.cuda.graphs import CudaRecorder, Recorder
+from octavo.executors.threads import default_threads
+from octavo.kernels.cuda.cubins import cubin
 from octavo.kernels.cuda.device import Device
 from octavo.kernels.cuda.emulator import Emulator
 from octavo.kernels.cuda.instances import (
@@ -32,6 +38,7 @@ from octavo.kernels.cuda.instances import (
     sample_instance,
 )
 from octavo.kernels.cuda.launch import Kernels
+from octavo.kernels.cuda.nvrtc import NvrtcError
 from octavo.kernels.cuda.sources import HERE, Instance
 from tests.kernels.bench import BOTH, DECODES, PREFILLS, WGMMAS, WIDTHS, Case, wide
 from tests.kernels.ferry import Ferry
@@ -97,9 +104,25 @@ def prepared() -> Emulator:
     return made
 
 
+def compiled_ahead(arch: str, wanted: Iterable[Instance]) -> int:
+    """Compile for a GPU on all cores, and count what is there now; what does not compile is its own test's matter."""
+
+    def done(instance: Instance) -> bool:
+        with suppress(NvrtcError):
+            return cubin(instance, arch).path.exists()
+        return False
+
+    with ThreadPoolExecutor(default_threads()) as pool:
+        return sum(pool.map(done, wanted))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile before any test's time runs: with an empty cache that takes minutes."""
     if session.config.getoption("--kernels-on-gpu"):
+        if session.items:
+            device = Device(torch.device("cuda", 0))
+            can = (one for one in instances() if device.wgmma or one.file != "attn_wgmma.cu")
+            compiled_ahead(device.arch, can)
         return
     if any(
         {"emulator", "resident_kernels"} & {*item.fixturenames}
@@ -123,6 +146,12 @@ def resident_kernels(request: pytest.FixtureRequest) -> Maker:
         return lambda order: gpu
     emulator: Emulator = request.getfixturevalue("emulator")
     return lambda order: made(emulator.ordered(order, bulk=bulk_in(order)))
+
+
+@pytest.fixture(scope="session")
+def recorder(request: pytest.FixtureRequest) -> Recorder:
+    """Real graphs with `--kernels-on-gpu`; on the emulator replays do the work again."""
+    return CudaRecorder() if request.config.getoption("--kernels-on-gpu") else again
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from octavo.executors.cuda.emulated import again
+from octavo.kernels.cuda.instances import COPY_BLOCKS, SPEC_VERIFY
 from tests.bench.cuda_kernels import PARTS, TINY, Bench
 from tests.bench.cuda_report import BENCH, PAGE, RESULTS, TARGETS, TESTS, load, page, save
 from tests.kernels import gpu
-from tests.kernels.conftest import Maker
+from tests.kernels.conftest import Maker, compiled_ahead
 
 HERE = {"gpu": "a GPU", "driver": "1.0", "torch": "2.0", "date": "2026-11-30"}
 
@@ -83,6 +84,11 @@ def test_plugins_are_found_where_octavo_is_not_installed(tmp_path: Path) -> None
     assert version == metadata.version("octavo")
     assert sorted(found) == sorted(here)
     assert len(found) > 20
+
+
+def test_kernels_are_compiled_before_a_gpu_waits_for_them() -> None:
+    """All that can be; what cannot is left to the test that asks for it."""
+    assert compiled_ahead("sm_90a", [COPY_BLOCKS, COPY_BLOCKS._replace(name="no_such_kernel"), SPEC_VERIFY]) == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

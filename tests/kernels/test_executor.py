@@ -6,6 +6,7 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -23,9 +24,9 @@ from octavo.executors.cuda.batch import Batch, attention_plans, build
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.forward import Forward
-from octavo.executors.cuda.graphs import Graphs, Kind, Pass, Recorder, Replay
-from octavo.executors.cuda.lora import Adapting
-from octavo.executors.cuda.memory import RESERVED
+from octavo.executors.cuda.graphs import CudaRecorder, Graphs, Kind, Pass, Recorder, Replay
+from octavo.executors.cuda.lora import Adapted, Adapting
+from octavo.executors.cuda.memory import RESERVED, CudaMemory
 from octavo.executors.residents import Span
 from octavo.kernels.cuda.device import DeviceError
 from octavo.kernels.cuda.launch import Kernels, Staged
@@ -133,11 +134,11 @@ def prompt(seed: int, n: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("order", "block_size", "mode", "recorder"),
-    [(0, 16, "fast", None), (1, 32, "exact", None), (2, 16, "exact", again), (3, 48, "fast", again)],
+    ("order", "block_size", "mode", "recorded"),
+    [(0, 16, "fast", False), (1, 32, "exact", False), (2, 16, "exact", True), (3, 48, "fast", True)],
 )
 def test_a_crowd_gives_the_tokens_of_the_exact_executor(
-    make: Make, exact: CpuExecutor, order: int, block_size: int, mode: Mode, recorder: Recorder | None
+    make: Make, recorder: Recorder, exact: CpuExecutor, order: int, block_size: int, mode: Mode, recorded: bool
 ) -> None:
     """Chunks and decodes in one step, a warm start, a fork with a copied tail; greedy, seeded, restricted."""
     samplings = [
@@ -148,7 +149,7 @@ def test_a_crowd_gives_the_tokens_of_the_exact_executor(
         Sampling(temperature=0.0, logprobs=3, presence=0.1, min_tokens=3, ends=tuple(range(1, 90)), bias={9: 1.0}),
     ]
     prompts = [prompt(1, 40), prompt(2, 19), prompt(3, 3), prompt(4, 5), prompt(5, 8)]
-    driver = Driver(make(order, mode, block_size, recorder=recorder), seed=order)
+    driver = Driver(make(order, mode, block_size, recorder=recorder if recorded else None), seed=order)
     live = [driver.open(ids, sampling=sampling) for ids, sampling in zip(prompts, samplings, strict=True)]
     for _ in range(6):
         driver.advance(live, chunk=17)
@@ -180,14 +181,14 @@ def replayed(executor: CpuExecutor | CudaExecutor, sequence: Sequence, chunk: in
     return made
 
 
-def test_in_exact_mode_numbers_do_not_depend_on_company_chunks_or_blocks(make: Make) -> None:
+def test_in_exact_mode_numbers_do_not_depend_on_company_chunks_or_blocks(make: Make, recorder: Recorder) -> None:
     """Bit for bit: the log-probabilities that come with the tokens."""
     sampling = Sampling(temperature=0.9, seed=3, logprobs=5)
     driver = Driver(make(1, "exact"))
     crowd = [driver.open(prompt(i, n), sampling=sampling) for i, n in enumerate((50, 3, 18))]
     for _ in range(8):
         driver.advance(crowd, chunk=13)
-    other = make(2, "exact", block_size=48, recorder=again)
+    other = make(2, "exact", block_size=48, recorder=recorder)
     for sequence in crowd:
         alone = replayed(other, sequence, chunk=7)
         assert alone.ids == sequence.ids
@@ -312,6 +313,21 @@ def test_graphs_take_no_memory_once_the_pool_is_sized(make: Make, monkeypatch: p
     assert not taken
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_a_gpus_graphs_fit_beside_the_pool(folder: Path, resident_kernels: Maker) -> None:
+    """The pool takes all that is free: what other kinds then keep is a small part of what is reserved."""
+    measured = CudaMemory(torch.device("cuda", 0))
+    settings = config(folder, fit=True)
+    executor = CudaExecutor.on(resident_kernels(0), settings, torch.float16, measured, CudaRecorder())
+    before = measured.free()
+    with torch.inference_mode():
+        for n in (3, 2, 1, 3):
+            for blocks in (1, 17, 32):
+                spans = [Span([1], 16 * blocks - 1, list(range(blocks))) for _ in range(n)]
+                assert executor.forward.run(build(spans, 16)).finite.all()
+    assert before - measured.free() < RESERVED // 4
+
+
 def test_what_graphs_keep_is_counted_before_the_pool_is_sized(make: Make) -> None:
     """The largest one is recorded to see what it keeps, and again over the pool; what nobody records keeps nothing."""
     block_bytes = make(tokens=16).facts.block_bytes
@@ -417,7 +433,7 @@ def test_adapters_leave_a_step_its_memory(
     added = Adapting.add
 
     def add(self: Adapting, name: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        rows.extend(len(adapted.rows) for adapted in self.now)
+        rows.extend(len(adapted.rows) for adapted in self.now if isinstance(adapted, Adapted))
         added(self, name, x, y)
 
     monkeypatch.setattr(Adapting, "add", add)
@@ -442,6 +458,50 @@ def test_adapters_leave_a_step_its_memory(
     assert held.facts.total_blocks == 6 - taken
     with pytest.raises(ModelError, match=r"a lower kv\.tokens, without kv\.fit"):
         held.adapters.load("blue", str(blue))
+
+
+def test_decodes_with_adapters_are_recorded(
+    folder: Path, resident_kernels: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph for whoever has which of those that are held; another, once others are. It gives what launches give,
+    also to a row beside which another adapter's numbers overflow; in `exact` mode such steps are launched."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    paths = [save_adapter(tmp_path / name, model, seed=i) for i, name in enumerate(("red", "blue", "green"))]
+    recording = Recording(monkeypatch)
+
+    def executor(recorder: Recorder | None, mode: Mode = "fast") -> CudaExecutor:
+        kernels = resident_kernels(1)
+        return CudaExecutor.on(kernels, config(folder, mode=mode), torch.float16, Bytes(), recorder)
+
+    def said(made: CudaExecutor, crowds: list[tuple[int, ...]], huge: bool = False) -> list[list[float]]:
+        adapters = [None, *(made.adapters.load(path.name, str(path)) for path in paths[:2])]
+        driver = Driver(made, seed=5)
+        live = [driver.open(prompt(i + 30, 14 + i), sampling=GREEDY, adapter=adapters[i]) for i in range(3)]
+        driver.advance(live)
+        if huge:
+            blue = list(made.adapters.held.values())[1]
+            for low in chain.from_iterable(blue.lows.values()):
+                low.down.weight.fill_(6e4)
+        for crowd in crowds:
+            driver.advance([live[i] for i in crowd])
+        green = made.adapters.load("green", str(paths[2]))
+        last = driver.open(prompt(9, 5), sampling=GREEDY, adapter=green)
+        driver.advance([last])
+        for _ in range(2):
+            driver.advance([last, live[0]])
+        return [[entry.logprob for entry in one.logprobs if entry] for one in (*live[: 2 if huge else 3], last)]
+
+    crowds = [(0, 1, 2), (0, 1), (1, 2), (2, 0), (0, 1, 2)]
+    want, got = said(executor(None), crowds), said(executor(recording), crowds)
+    for one, other in zip(got, want, strict=True):
+        assert one == pytest.approx(other, abs=0.02)
+    # The largest; with two adapters for three or four and for two; with three for two.
+    assert (recording.recorded, recording.replayed) == (4, 4)
+    poisoned = said(executor(again), crowds, huge=True)
+    assert poisoned[0] == pytest.approx(want[0][: len(poisoned[0])], abs=0.02)
+    assert poisoned[1] == pytest.approx(want[1], abs=0.02)
+    said(executor(recording, "exact"), crowds)
+    assert recording.recorded == 5  # the largest
 
 
 def test_prompt_logprobs_are_those_of_the_exact_executor(make: Make, exact: CpuExecutor) -> None:
