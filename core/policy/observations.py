@@ -5,7 +5,7 @@ Nothing is gathered while nobody wants to know (`on`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,9 +85,8 @@ class Observations:
         if not self._due and not self._ends and len(self._steps) < _TOGETHER:
             return None
         rows, chunks, said = zip(*map(_seen, self._steps), strict=True) if self._steps else ((), (), ())
-        prefill, output = _by_tenant(chunk for chunk in chunks if chunk is not None), _by_tenant(said)
-        tenants = max(len(prefill), len(output))
-        by_tenant = _padded(prefill, tenants), _padded(output, tenants)
+        output = _by_tenant(said, 0)
+        by_tenant = _by_tenant([chunk for chunk in chunks if chunk is not None], len(output)), output
         for column in by_tenant:
             column.flags.writeable = False
         step_ns, steps = _columns(rows, len(_StepRow._fields))
@@ -101,20 +100,21 @@ def _seen(made: _Made) -> tuple[_StepRow, tuple[Col, Col] | None, tuple[Col, Col
     """What a step says; tenants and their tokens, of prompts (None without any) and of answers."""
     plan, tenants, result, duration_ns = made
     assert result is not None
-    drafted, n, decode = result.drafted, plan.n, plan.kind == Kind.DECODE
+    n, decode = plan.n, plan.kind == Kind.DECODE
     if not np.array_equal(plan.slot, result.slot):  # A plan has one item a slot, so slots tell which a row is of.
         tenants, n = (_by_slot(plan.slot, column, result.slot) for column in (tenants, n))
         decode = _by_slot(plan.slot, decode.astype(np.int32), result.slot).astype(np.bool_)
-    decodes, guessed = int(np.count_nonzero(decode)), bool(drafted.any())
-    depth = result.depth if len(result.depth) else drafted
+    decodes = int(np.count_nonzero(decode))
     chunk = None if decodes == len(decode) else np.where(decode, 0, n)
+    drafted, new = result.drafted.tolist(), result.n_new.tolist()
+    guesses = sum(drafted)
     row = _StepRow(
         duration_ns=duration_ns,
         prefill_tokens=0 if chunk is None else int(chunk.sum()),
         decodes=decodes,
-        drafted=int(drafted.sum()) if guessed else 0,
-        accepted=int((result.n_new - 1)[drafted > 0].sum()) if guessed else 0,
-        depth=int(depth.sum()) if guessed else 0,
+        drafted=guesses,
+        accepted=sum(more - 1 for more, of in zip(new, drafted, strict=True) if of) if guesses else 0,
+        depth=sum(result.depth.tolist()) if len(result.depth) else guesses,
         asked=int(n.sum() if chunk is None else n[decode].sum()) - decodes,
     )
     return row, None if chunk is None else (tenants, chunk), (tenants, result.n_new)
@@ -139,14 +139,9 @@ def _by_slot(slots: Col, values: Col, wanted: Col) -> Col:
     return picked
 
 
-def _by_tenant(steps: Iterable[tuple[Col, Col]]) -> Times:
-    """Sums of the steps' tokens, from columns of tenants and tokens; shape [tenants]."""
-    columns = list(steps)
-    if not columns:
-        return np.zeros(0, dtype=np.int64)
-    tenants, tokens = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return np.bincount(tenants, tokens).astype(np.int64)
-
-
-def _padded(sums: Times, length: int) -> Times:
-    return sums if len(sums) == length else np.pad(sums, (0, length - len(sums)))  # a pad takes longer than the rest
+def _by_tenant(steps: Sequence[tuple[Col, Col]], least: int) -> Times:
+    """Sums of the steps' tokens, from columns of tenants and tokens; shape [tenants], at least so many."""
+    if not steps:
+        return np.zeros(least, dtype=np.int64)
+    tenants, tokens = steps[0] if len(steps) == 1 else map(np.concatenate, zip(*steps, strict=True))
+    return np.bincount(tenants, tokens, least).astype(np.int64)

@@ -179,13 +179,14 @@ class NativeExecutor:
                 )
         for i, outcome in zip(heard, self._say(list(heard.values())), strict=True):
             outcomes[i] = outcome
-        starts = {i: ask.start for i, ask in zip(sound, asks, strict=True)}
-        done = (i for i in sound if outcomes[i].failure is None and i not in poisoned)
-        stay = {i: kept(runs[i], drafts[i], outcomes[i].tokens) for i in done}
-        self._straighten([(runs[i], rows) for i, rows in stay.items() if drafts[i].parents is not None])
-        if out.hidden is not None:
-            told = [(runs[i], [starts[i] + row for row in rows]) for i, rows in stay.items()]
-            took += taken(told, out.hidden, out.inner)
+        if features or any(draft.parents is not None for draft in drafts):
+            done = (i for i in sound if outcomes[i].failure is None and i not in poisoned)
+            stay = {i: kept(runs[i], drafts[i], outcomes[i].tokens) for i in done}
+            self._straighten([(runs[i], rows) for i, rows in stay.items() if drafts[i].parents is not None])
+            if out.hidden is not None:
+                starts = {i: ask.start for i, ask in zip(sound, asks, strict=True)}
+                told = [(runs[i], [starts[i] + row for row in rows]) for i, rows in stay.items()]
+                took += taken(told, out.hidden, out.inner)
         if poisoned:  # perhaps by a guess, in one tile with it: a run is judged by its own tokens
             alone = self._compute(everyone.picked(poisoned), [NO_DRAFT] * len(poisoned), took)
             for at, i in enumerate(poisoned):

@@ -39,7 +39,7 @@ def speculation(
     tokens: int = 48,
     draws: int = 512,
     option: Annotated[
-        list[str] | None, Parameter(name="--option", negative=(), help="the drafter's: model=PATH")
+        list[str] | None, Parameter(name="--option", negative=(), help="the drafter's: model=PATH, head=FOLDER")
     ] = None,
 ) -> int:
     """Check that answers are the same with a drafter and without; exit status 0 only if they are.
@@ -47,7 +47,8 @@ def speculation(
     Parameters
     ----------
     drafter
-        ngram, suffix, draft-model, self, medusa, eagle, or another that is installed
+        ngram, suffix, draft-model, self, medusa, eagle, or another that is installed; medusa takes `--option
+        heads=FOLDER`, eagle `--option head=FOLDER` (`examples/train_heads.py` makes them)
     model
         whatever `octavo serve` takes
     executor
@@ -62,18 +63,26 @@ def speculation(
         answers of each side that the distribution is estimated from
     """
     common = {"executor": {"kind": executor}, "kv": {"tokens": 16384}, "trace": {"enabled": False}}
+    options = dict(_pairs(option or []))
+    if drafter == "draft-model" and "model" not in options:
+        options["model"] = model
+        print("no --option model=PATH says which smaller model guesses: the model guesses for itself", flush=True)
     drafting = {
-        "speculation": {"drafter": drafter, "verification": verification, "options": dict(_pairs(option or []))},
+        "speculation": {"drafter": drafter, "verification": verification, "options": options},
         "policies": {"speculation": "fixed", "options": {"speculation": {"tokens": guesses}}},
     }
     modes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}}
     if verification == "coupled":
         modes["sampled"] = SAMPLED
-    plain, plain_draws, _ = _answers(model, common, modes, tokens, draws if verification == "rejection" else 0, 0)
-    ours, our_draws, made = _answers(
-        model, {**common, **drafting}, modes, tokens, draws if verification == "rejection" else 0, draws
+    counted = draws if verification == "rejection" else 0
+    print(f"{model} answers without guesses ...", flush=True)
+    plain, plain_draws, _ = _answers(model, common, modes, tokens, counted, 0)
+    print(f"{model} answers with {drafter}, {guesses} guesses a step, verified {verification} ...", flush=True)
+    ours, our_draws, made = _answers(model, {**common, **drafting}, modes, tokens, counted, draws)
+    print(
+        f"\nAnswers of up to {tokens} tokens, token by token, to {len(PROMPTS)} prompts, {' and '.join(modes)}"
+        f"{_told(SAMPLED) * ('sampled' in modes)}:\n"
     )
-    print(f"{model} with {drafter}, {guesses} guesses a step, verified {verification}:\n")
     sound = True
     for mode in modes:
         for prompt, one, other in zip(PROMPTS, plain[mode], ours[mode], strict=True):
@@ -82,6 +91,10 @@ def speculation(
             sound &= same
             verdict = "equal" if same else f"differs at token {differs if differs is not None else 'the end'}"
             print(f"  {mode:8} {len(one):4} tokens  {verdict:24} {prompt[:40]!r}")
+    if counted:
+        print(
+            f"\nThe first {PLACES} tokens of {draws} sampled answers{_told(SAMPLED)} of each side, by distribution:\n"
+        )
     for place, (one, other) in enumerate(zip(plain_draws, our_draws, strict=True)):
         found = homogeneity(one, other)
         sound &= found.p >= LEVEL / PLACES
@@ -93,6 +106,10 @@ def speculation(
         print("  so nothing is shown: this drafter guessed nothing")
     print("holds" if sound and drafted else "does not hold")
     return 0 if sound and drafted else 1
+
+
+def _told(sampling: Mapping[str, Any]) -> str:
+    return f" ({', '.join(f'{name} {value}' for name, value in sampling.items())})"
 
 
 def _answers(

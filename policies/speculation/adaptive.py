@@ -34,6 +34,8 @@ _CANDIDATES, _FEW_PLACES = 128, 2
 """So many guesses are weighed in a step, but two of each sequence: of many no deep ones pay."""
 _FIRST_LOOK = 4
 """Steps to the first look at unknown costs."""
+_BARE = 16
+"""Steps until a step that was made without guesses, to be seen, must have been told of: else another is made."""
 _REST = 16
 """After a step in which nothing paid so many pass before it is asked again what would, unless others decode."""
 
@@ -77,6 +79,8 @@ class Adaptive:
         """Right guesses that were hoped for lately, and that there were."""
         self._look, self._looks_apart = _FIRST_LOOK, _FIRST_LOOK
         """From which step on (as `Costs` counts) unknown costs are looked at, and after how many again."""
+        self._bared = 0, 0
+        """How many decoded in the last step that was made without guesses to be seen, and up to which it is enough."""
         self._resting, self._until = (0, 0), 0
         """Of whom nothing paid (how many decoded, when the youngest came), and up to which step they get nothing."""
 
@@ -88,21 +92,30 @@ class Adaptive:
             return lengths
         room = np.where(running.decoding, np.minimum(running.output_left - 1, self._options.most), 0)
         able = np.flatnonzero(room > 0)
-        if not len(able) or not self._costs.fresh(tokens):
+        if not len(able) or self._bare(step, tokens):
             return lengths
         judged, right = running.judged[able], running.right[able]
         chance = (right + self._hope * _WEIGHT) / (judged + _WEIGHT)
         given, hoped_for = self._worth(room[able], chance, tokens)
         lengths[able] = given
-        quiet = np.flatnonzero(given == 0)
-        tried = quiet[self._tried(step, (judged - right)[quiet], tokens)]
-        lengths[able[tried]] = 1
+        tried = quiet = np.flatnonzero(given == 0)
+        if len(quiet):
+            tried = quiet[self._tried(step, (judged - right)[quiet], tokens)]
+            lengths[able[tried]] = 1
         if hoped_for or len(tried):
             self._promised += hoped_for + self._found * float(chance[tried].sum()) - self._promised * _LATELY
         else:
             self._resting = crowd
             self._until = min(steps + _REST, self._look) if steps < self._look else steps + _REST
         return lengths
+
+    def _bare(self, step: Step, tokens: int) -> bool:
+        """Whether this step is made without guesses, to see what that takes: one, although the next are planned before
+        it is told of."""
+        if self._costs.fresh(tokens) or (self._bared[0] == tokens and step.step < self._bared[1]):
+            return False
+        self._bared = tokens, step.step + _BARE
+        return True
 
     def _worth(self, room: Ints, chance: Floats, tokens: int) -> tuple[Ints, float]:
         """Of sequences that may get `room` guesses, each right by `chance`: how many pay together, and how many of all

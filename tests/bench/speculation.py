@@ -1,5 +1,7 @@
 """What guesses save: `python -m tests.bench.speculation`, or some cells of it (`--drafter`, `--workload`,
-`--concurrency`); the others stay as they were measured before.
+`--concurrency`); the others stay as they were measured before. Heads are those of `examples/train_heads.py FOLDER`
+(`--heads FOLDER`), trained in minutes; `draft-model` is the target itself, for want of a smaller one with its
+vocabulary: never wrong, and as slow as it; `self` is the first half of a model that was not made for it.
 
 Two replicas in one process (scheduler, KV-manager and executor each, no sockets) answer the same greedy requests, one
 with a drafter and policy `adaptive`, which learns anew in each run, one without; step by step, whoever is less far goes
@@ -39,7 +41,15 @@ from tests.speculation.replica import Replica, asked
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "results" / "speculation.md"
-DRAFTERS = ("ngram", "suffix")
+DRAFTERS: dict[str, tuple[str, dict[str, str]]] = {
+    "ngram": ("ngram", {}),
+    "suffix": ("suffix", {}),
+    "draft-model": ("draft_model", {"model": "default"}),
+    "self": ("early_exit", {}),
+    "medusa": ("medusa", {"heads": "medusa"}),
+    "eagle": ("eagle", {"head": "eagle3"}),
+}
+"""By name: the module, and options; heads are below a folder."""
 CONCURRENCIES = (1, 8, 32)
 _COLUMNS = (
     "drafter",
@@ -71,16 +81,22 @@ class Cell(msgspec.Struct, frozen=True):
 def code(drafter: str) -> str:
     """A digest of what decides how many guesses are made, and which."""
     policy, drafting = ROOT / "policies" / "speculation", ROOT / "executors" / "drafting"
-    parts = (policy / "adaptive.py", policy / "costs.py", *(drafting / f"{name}.py" for name in (drafter, "trust")))
+    parts = (
+        policy / "adaptive.py",
+        policy / "costs.py",
+        *(drafting / f"{name}.py" for name in (DRAFTERS[drafter][0], "trust")),
+    )
     return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:12]
 
 
-def loaded(mode: str, threads: int, drafter: str) -> tuple[NativeExecutor, NativeExecutor]:
+def loaded(mode: str, threads: int, drafter: str, heads: Path) -> tuple[NativeExecutor, NativeExecutor]:
     """Without and with the drafter: the same weights, a pool each."""
+    told = DRAFTERS[drafter][1].items()
+    options = {name: str(heads / value) if name.startswith("head") else value for name, value in told}
     config = Config(
         kv=KvConfig(tokens=16384),
         executor=ExecutorConfig(kind="native", mode=mode, threads=threads),  # type: ignore[arg-type]
-        speculation=SpeculationConfig(drafter=drafter),
+        speculation=SpeculationConfig(drafter=drafter, options=options),
     )
     guessing = NativeExecutor.load(config)
     model, facts = guessing.model, guessing.facts
@@ -180,12 +196,12 @@ def rendered(cells: dict[str, Cell], how: str) -> str:
 
 def _place(item: tuple[str, Cell]) -> tuple[int, int, int]:
     drafter, workload, n = item[0].split("/")
-    return DRAFTERS.index(drafter), list(WORKLOADS).index(workload), int(n)
+    return list(DRAFTERS).index(drafter), list(WORKLOADS).index(workload), int(n)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--drafter", nargs="+", default=DRAFTERS, choices=DRAFTERS)
+    parser.add_argument("--drafter", nargs="+", default=["ngram", "suffix"], choices=list(DRAFTERS))
     parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCIES)
     parser.add_argument("--mode", default="fast")
@@ -193,6 +209,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--chat-tokens", type=int, default=160, help="of an answer that repeats nothing, at most")
     parser.add_argument("--cell-seconds", type=float, default=8.0)
+    parser.add_argument("--heads", type=Path, default=Path("heads"), help="where medusa and eagle3 are")
     given = parser.parse_args()
     how = (
         f"Executor native ({given.mode}), SmolLM2-135M-Instruct, compute threads: {given.threads}, "
@@ -206,7 +223,7 @@ def main() -> None:
     for drafter in given.drafter:
         for workload in given.workload:
             for n in given.concurrency:
-                plain, guessing = loaded(given.mode, given.threads, drafter)
+                plain, guessing = loaded(given.mode, given.threads, drafter, given.heads)
 
                 def requests(pair: int, workload: str = workload, n: int = n) -> list[Enqueue]:
                     tasks = [WORKLOADS[workload](pair * n + i) for i in range(n)]

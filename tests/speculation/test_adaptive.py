@@ -324,3 +324,21 @@ def test_others_are_not_made_to_wait_because_nothing_paid_for_those_before() -> 
     assert not policy.draft_lengths(replace(given.step, step=3), sure).any()  # it is asked again later
     other = replace(sure, arrival_ns=sure.arrival_ns + 1)
     assert policy.draft_lengths(replace(given.step, step=3), other).any()
+
+
+@pytest.mark.parametrize("late", [1, 8])
+def test_of_steps_without_guesses_that_are_made_to_be_seen_there_is_one_at_a_time(late: int) -> None:
+    """All guesses are right. Plain steps are told of together, `late` of them, or with the next that is none."""
+    policy, given, lengths, told = load_policy("speculation", "adaptive", {}), scene("", 0, 1), list[int](), 0
+    one = np.ones(1, dtype=np.int32)
+    for number in range(1, 301):
+        right = one * min(number, 60)
+        running = replace(given.running, decoding=one > 0, output_left=one * 900, judged=right, right=right)
+        lengths.append(int(policy.draft_lengths(replace(given.step, step=number), running)[0]))
+        if lengths[-1] or number - told >= late:
+            steps = lengths[told:]
+            policy.observe(took([1 + k for k in steps], [int(1e7 * (1 + 0.05 * k)) for k in steps]))
+            told = number
+    plain = np.flatnonzero(np.array(lengths[8:]) == 0)
+    assert 300 / 40 < len(plain) < 300 / 30
+    assert np.diff(plain).min() > 20
