@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from octavo.core.config.schema import Config
+from octavo.core.config.schema import AUTO, Config
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
 from octavo.core.plugins import PluginError, resolve
@@ -17,7 +17,6 @@ from octavo.core.trace.log import log
 from octavo.executors.base import Executor
 
 GROUP = "octavo.executor"
-AUTO = "auto"
 BEST = "native"
 ORDER = (BEST, "cpu", "transformers")
 """Who is asked, until one serves the model: the fastest first, then who serves more models."""

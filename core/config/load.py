@@ -26,7 +26,7 @@ import msgspec
 from msgspec import inspect
 
 from octavo.core import plugins
-from octavo.core.config.schema import POLICY_GROUPS, Config, ModelConfig, Section
+from octavo.core.config.schema import AUTO, POLICY_GROUPS, Config, ModelConfig, Section
 
 PREFIX = "OCTAVO_"
 OPTIONS = ("policies", "options")
@@ -59,7 +59,7 @@ class ConfigError(Exception):
 class Loaded(NamedTuple):
     config: Config
     origin: dict[str, str]
-    """Per leaf of the document: `default`, `file NAME`, `env VARIABLE`, `--set`, or the key that implies the value."""
+    """Per leaf of the document: `default`, `file NAME`, `env VARIABLE` or `--set`."""
 
 
 class Given(NamedTuple):
@@ -76,7 +76,6 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None, set
     document = _Document()
     for given in (*document.read_file(file), *document.read_environ(environ or {}), *document.read_sets(sets)):
         document.assign(given)
-    document.imply()
     # Refused values stand at their defaults here, so that the rest is checked in the same run.
     loaded = Loaded(msgspec.convert(document.values, Config), document.origin)
     refused = {problem.key for problem in document.problems}
@@ -197,11 +196,6 @@ class _Document:
         table[given.key[-1]] = value
         self.origin[".".join(given.key)] = given.origin
 
-    def imply(self) -> None:
-        """Whoever chooses a drafter wants drafts, unless he says how many."""
-        if self.values.get("speculation", {}).get("drafter") and self.origin["policies.speculation"] == "default":
-            self._store(Given(("policies", "speculation"), "adaptive", "speculation.drafter"), "adaptive")
-
     def _refuse(self, given: Given, why: str) -> None:
         self.problems.append(Problem(".".join(given.key), given.origin, why))
 
@@ -305,20 +299,26 @@ def _contradictions(loaded: Loaded, refused: AbstractSet[str]) -> Iterator[Probl
 def _not_installed(loaded: Loaded) -> Iterator[Problem]:
     config = loaded.config
     chosen = {
-        "executor.kind": ("octavo.executor", config.executor.kind if config.executor.kind != "auto" else None),
+        "executor.kind": ("octavo.executor", config.executor.kind),
         "speculation.drafter": ("octavo.drafter", config.speculation.drafter),
     }
     for key, (group, name) in chosen.items():
-        if name is not None and name not in plugins.installed(group):
+        if name not in (None, AUTO) and name not in plugins.installed(group):
             yield Problem(key, loaded.origin[key], plugins.unknown(group, name))
 
 
 def _policies(loaded: Loaded) -> Iterator[Problem]:
     """Policies that cannot be had, and what the others say to their options."""
-    from octavo.core.policy.load import find_policy, make_policy, option_problems  # numpy: not for `octavo --help`
+    from octavo.core.policy.load import (
+        find_policy,
+        make_policy,
+        option_problems,
+        settled,
+    )  # numpy: not for `octavo --help`
 
+    policies = settled(loaded.config.policies, guesses=True)
     for group in POLICY_GROUPS:
-        name, options = getattr(loaded.config.policies, group), loaded.config.policies.options.get(group, {})
+        name, options = getattr(policies, group), policies.options.get(group, {})
         key = f"policies.{group}"
         try:
             kind = find_policy(group, name)

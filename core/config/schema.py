@@ -51,6 +51,8 @@ class SchedulerConfig(Section, frozen=True):
     """Waiting sequences beyond this are refused (`overloaded`)."""
 
 
+AUTO = "auto"
+"""What is decided at the start, by what there is then."""
 POLICY_GROUPS = ("batching", "chunking", "preemption", "eviction", "speculation")
 
 
@@ -61,7 +63,8 @@ class PolicyConfig(Section, frozen=True):
     chunking: str = "decode-first"
     preemption: str = "lifo"
     eviction: str = "lru"
-    speculation: str = "off"
+    speculation: str = AUTO
+    """`auto`: `adaptive` where somebody guesses (`speculation.drafter`), else `off`."""
     call_budget_us: Positive = 300
     """Longest that a policy may take for an answer; one that is slower half of the time is replaced (`tripped`)."""
     weights: dict[str, Annotated[float, Meta(gt=0)]] = field(default_factory=dict)
@@ -72,7 +75,7 @@ class PolicyConfig(Section, frozen=True):
 
 
 class ExecutorConfig(Section, frozen=True):
-    kind: str = "auto"
+    kind: str = AUTO
     """Entry point in `octavo.executor`. `auto`: `ghost` for the ghost model, else the first of `native`, `cpu` and
     `transformers` that is to be had here and serves the model; decided at the first start of a run."""
     threads: Annotated[int, Meta(ge=0)] = 0
@@ -99,8 +102,9 @@ class ExecutorConfig(Section, frozen=True):
 class SpeculationConfig(Section, frozen=True):
     """Who guesses tokens ahead; how many are guessed is `policies.speculation`'s word."""
 
-    drafter: str | None = None
-    """Entry point in `octavo.drafter`; None: nobody guesses. Chosen, it makes `adaptive` the default policy."""
+    drafter: str | None = AUTO
+    """Entry point in `octavo.drafter`; None: nobody guesses. `auto`: `ngram` on the executor `native`, unless
+    `policies.speculation` is `off` from the start; nobody on others."""
     verification: Literal["coupled", "rejection"] = "coupled"
     """`coupled`: the same tokens as without guesses. `rejection`: only the same distribution of them."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -15,14 +15,14 @@ from octavo.core.config.schema import PolicyConfig
 from octavo.core.control import SetPolicy, SetShadow
 from octavo.core.plugins import PluginError, installed
 from octavo.core.policy import findings
-from octavo.core.policy.load import METHODS, find_policy
+from octavo.core.policy.load import METHODS, find_policy, settled
 from octavo.core.rundir import RunInfo, find_run, none_runs
 from octavo.core.supervisor.status import tell
 
 
 def list_all() -> int:
     """A line for each installed policy; the default of its group has a star."""
-    default = PolicyConfig()
+    default = settled(PolicyConfig(), guesses=True)
     rows = [
         (group, name + (" *" if name == getattr(default, group) else ""), _summary(find_policy(group, name)))
         for group in METHODS

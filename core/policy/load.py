@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
-from octavo.core.config.schema import PolicyConfig
+from octavo.core.config.schema import AUTO, PolicyConfig
 from octavo.core.plugins import PluginError, resolve
 from octavo.policies.contract import (
     CONTRACT_VERSION,
@@ -51,13 +52,24 @@ class Policies:
     """Group → name, for reports."""
 
 
-def load_policies(config: PolicyConfig) -> Policies:
-    """Make the configured policies; `PluginError` says which one cannot be had, and why."""
+def load_policies(config: PolicyConfig, *, guesses: bool = False) -> Policies:
+    """Make the configured policies; `PluginError` says which one cannot be had, and why. `guesses`: the executor has a
+    drafter."""
+    config = settled(config, guesses=guesses)
     names = {group: getattr(config, group) for group in METHODS}
     made = {
         group: load_policy(group, name, config.options.get(group, {}), config.weights) for group, name in names.items()
     }
     return Policies(**made, names=names)
+
+
+def settled(config: PolicyConfig, *, guesses: bool) -> PolicyConfig:
+    """With a name for each group. What `adaptive` was to get is nothing to `off`."""
+    if config.speculation != AUTO:
+        return config
+    if guesses:
+        return replace(config, speculation="adaptive")
+    return replace(config, speculation="off", options={**config.options, "speculation": {}})
 
 
 def load_policy(group: str, name: str, options: Mapping[str, Any], weights: Mapping[str, float] = _NO_WEIGHTS) -> Any:

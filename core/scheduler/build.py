@@ -19,7 +19,7 @@ def build(
     while they are asked."""
     return SchedulerCore(
         host=PolicyHost(
-            load_policies(config.policies),
+            load_policies(config.policies, guesses=bool(facts.drafter)),
             clock=clock,
             budget_ns=config.policies.call_budget_us * 1000,
             watch=watch,

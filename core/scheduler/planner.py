@@ -1,6 +1,6 @@
 """Makes a StepPlan from the resident and waiting sequences: what runs in the next step.
 
-    who decodes → is there credit, or who gives way → how the budget is divided → who is admitted
+    who decodes → is there credit, or who gives way → how the budget is divided → who is admitted → what is guessed
 
 Policies propose (through the host); what is kept here whatever they say: the credit, the budget, one item a slot, the
 oldest resident sequence is never sent back for want of blocks and nobody too often for a batching policy's sake, nobody
@@ -117,15 +117,13 @@ class Planner:
         if idle and chosen is not wants and not chosen.any() and wants.any():
             chosen = wants
             self.overruled += 1
-        decodes = running[chosen]
-        drafts = self._host.draft_lengths(step, view)[chosen] if len(decodes) else col()
+        at = np.flatnonzero(chosen)
         gone = self.room.preempt(draft, step, running, wants)
         if not gone and selection.preempt is not None and candidates and self._admission.ready(draft, candidates[0]):
             gone = self.room.make(draft, running[selection.preempt], candidates[0])
         if gone:
-            stays = ~np.isin(decodes, gone)
-            decodes, drafts = decodes[stays], drafts[stays]
-        self._plan_decodes(draft, decodes, np.minimum(drafts, MAX_DRAFTS))
+            at = at[~np.isin(running[at], gone)]
+        at = at[self._plan_decodes(draft, running[at])]
         # What a preemption frees is for those it was done for: nobody is admitted in the same step.
         overdue = None if gone else self._overdue(draft, head)
         if overdue is not None:
@@ -142,6 +140,8 @@ class Planner:
             if self.wake_ns is None:
                 self._plan_prefills(draft, step, head, "skip", forced=True)
                 self.overruled += bool(draft.chunks) and selection.wake_ns is None
+        if len(at) and draft.budget > 0:
+            self._plan_guesses(draft, self._host.draft_lengths(step, view)[at])
         planned = self._emit(draft)
         if planned is not None:
             planned[2].extend(self._admission.blocked(draft, "preemption" if gone else "policy"))
@@ -183,33 +183,47 @@ class Planner:
 
     # ── decodes ──────────────────────────────────────────────────────────────────────────────────
 
-    def _plan_decodes(self, draft: Draft, decodes: SlotIds, drafts: Ints) -> None:
-        """All that fit the budget and the credit, oldest first."""
-        if not len(decodes):
-            return
+    def _plan_decodes(self, draft: Draft, decodes: SlotIds) -> Mask:
+        """A token of all that fit the budget and the credit, oldest first; says which those are."""
         slots = self.slots
-        sure, limit, held = slots.known[decodes], slots.limit[decodes], slots.blocks[decodes]
-        sure += slots.in_flight_most[decodes]
-        most = drafts + 1
-        if int(most.sum()) > draft.budget:
-            most = np.where(np.cumsum(most) <= draft.budget, most, 1)
-        capacity = np.minimum(sure + (most - 1), limit)
-        need = np.maximum(slots.blocks_for(capacity) - held, 0)
-        if int(need.sum()) > draft.credit and int(most.max()) > 1:  # a draft is not worth waiting for a block
-            most = np.ones_like(most)
-            capacity = np.minimum(sure, limit)
-            need = np.maximum(slots.blocks_for(capacity) - held, 0)
-        blocks, tokens = int(need.sum()), int(most.sum())
-        if blocks > draft.credit or tokens > draft.budget:
-            fits = ((need == 0) | (np.cumsum(need) <= draft.credit)) & (np.cumsum(most) <= draft.budget)
-            decodes, most, capacity, need = decodes[fits], most[fits], capacity[fits], need[fits]
-            blocks, tokens = int(need.sum()), int(most.sum())
+        sure = slots.known[decodes] + slots.in_flight_most[decodes]
+        capacity = np.minimum(sure, slots.limit[decodes])
+        need = np.maximum(slots.blocks_for(capacity) - slots.blocks[decodes], 0)
+        fits: Mask = (need == 0) | (np.cumsum(need) <= draft.credit)
+        fits[draft.budget :] = False
+        if not fits.all():
+            decodes, capacity, need = decodes[fits], capacity[fits], need[fits]
+        blocks, tokens = int(need.sum()), len(decodes)
         if blocks:
             slots.blocks[decodes] += need
         slots.in_flight[decodes] += 1
-        slots.in_flight_most[decodes] += most
-        draft.decodes, draft.most, draft.capacity = decodes, most, capacity
+        slots.in_flight_most[decodes] += 1
+        draft.decodes, draft.most, draft.capacity = decodes, np.ones(tokens, dtype=np.int32), capacity
         draft.decode_tokens = tokens
+        draft.spend(blocks, tokens)
+        return fits
+
+    def _plan_guesses(self, draft: Draft, guesses: Ints) -> None:
+        """Further tokens of those that decode, from the budget and the credit that are left: nobody's prompt waits for
+        a guess, and no guess for a block."""
+        slots, decodes = self.slots, draft.decodes
+        guesses = np.minimum(guesses, MAX_DRAFTS)
+        if int(guesses.sum()) > draft.budget:
+            guesses = np.clip(draft.budget - np.cumsum(guesses) + guesses, 0, guesses)
+        if not guesses.any():
+            return
+        held, limit = slots.blocks[decodes], slots.limit[decodes]
+        need = np.maximum(slots.blocks_for(np.minimum(draft.capacity + guesses, limit)) - held, 0)
+        if int(need.sum()) > draft.credit:
+            guesses = np.clip(held * slots.block_size - draft.capacity, 0, guesses)
+            need = np.zeros_like(need)
+        blocks, tokens = int(need.sum()), int(guesses.sum())
+        if blocks:
+            slots.blocks[decodes] += need
+        slots.in_flight_most[decodes] += guesses
+        draft.most = draft.most + guesses
+        draft.capacity = np.minimum(draft.capacity + guesses, limit)
+        draft.decode_tokens += tokens
         draft.spend(blocks, tokens)
 
     # ── prefills ─────────────────────────────────────────────────────────────────────────────────

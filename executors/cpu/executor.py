@@ -27,7 +27,7 @@ from octavo.executors.cpu.passes import CpuPasses
 from octavo.executors.cpu.probe import exact_adapter, load_exact
 from octavo.executors.cpu.stacks import Stacks
 from octavo.executors.drafting.contract import Host, Took
-from octavo.executors.drafting.drafting import Drafting
+from octavo.executors.drafting.drafting import Drafting, settled
 from octavo.executors.facts import PLAIN_KV, check_memory, kept_as, model_facts
 from octavo.executors.frame import Frame
 from octavo.executors.grammars import Matchers, grammars_of
@@ -65,6 +65,7 @@ class CpuExecutor:
     def load(cls, config: Config) -> Self:
         """Raises `ModelError` for a model that is not there, not of this family or too big, `NotExactError` when this
         machine cannot be exact."""
+        config = settled(config)
         kept_as(config, PLAIN_KV, "cpu")
         torch.set_num_threads(config.executor.threads or default_threads())
         files = locate(config.model.path)

@@ -42,7 +42,7 @@ from octavo.executors.cuda.speaker import Speaker
 from octavo.executors.cuda.stacks import Stacks
 from octavo.executors.cuda.swap import HostPool
 from octavo.executors.drafting.contract import Draft, Host, Took
-from octavo.executors.drafting.drafting import Drafting
+from octavo.executors.drafting.drafting import Drafting, settled
 from octavo.executors.facts import check_memory, kept_as, model_facts
 from octavo.executors.frame import Begun, Frame
 from octavo.executors.grammars import Matchers, grammars_of
@@ -95,6 +95,7 @@ class CudaExecutor:
         cls, kernels: Kernels, config: Config, dtype: torch.dtype, memory: Memory, recorder: Recorder | None = None
     ) -> Self:
         """On what `kernels` run on; without a `recorder` every step is launched. Raises `ModelError`."""
+        config = settled(config)
         files = locate(config.model.path)
         checkpoint = open_checkpoint(files)
         if beyond := checkpoint.spec.beyond_cuda():

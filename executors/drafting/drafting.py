@@ -13,7 +13,9 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from octavo.core.config.schema import AUTO, Config
 from octavo.core.messages import StepBind
 from octavo.core.plugins import PluginError, resolve
 from octavo.core.trace.log import log
@@ -24,6 +26,14 @@ from octavo.executors.residents import Resident, Residents, Runs
 
 MOST_FAILURES = 3
 T = TypeVar("T")
+
+
+def settled(config: Config, usual: str | None = None) -> Config:
+    """With a drafter or none: `usual` is the executor's own where the configuration leaves it open."""
+    if config.speculation.drafter != AUTO:
+        return config
+    drafter = None if config.policies.speculation == "off" else usual
+    return replace(config, speculation=replace(config.speculation, drafter=drafter))
 
 
 class Drafting:

@@ -25,7 +25,7 @@ from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import locate
 from octavo.executors.adapters import Adapters, numbered
 from octavo.executors.drafting.contract import NO_DRAFT, Draft, Host, Took
-from octavo.executors.drafting.drafting import Drafting
+from octavo.executors.drafting.drafting import Drafting, settled
 from octavo.executors.drafting.tree import depth, kept, path
 from octavo.executors.drafting.verification import verify, walk
 from octavo.executors.facts import check_memory, kept_as, model_facts
@@ -90,6 +90,7 @@ class NativeExecutor:
     def load(cls, config: Config) -> Self:
         """Raises `ModelError` when there is no such model, it does not fit, or the drafter wants what is not offered
         here; `BuildError` without a compiler."""
+        config = settled(config, "ngram")
         files = locate(config.model.path)
         library = load()
         checkpoint = open_checkpoint(files)

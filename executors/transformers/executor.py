@@ -24,7 +24,7 @@ from octavo.executors.cpu.layout import PoolShape, Span
 from octavo.executors.cpu.linear import Backend, Linear, RowCounts
 from octavo.executors.cpu.llama import Arithmetic, KvPool, token_bytes
 from octavo.executors.drafting.contract import Host
-from octavo.executors.drafting.drafting import Drafting
+from octavo.executors.drafting.drafting import Drafting, settled
 from octavo.executors.facts import PLAIN_KV, check_memory, kept_as, model_facts
 from octavo.executors.grammars import grammars_of
 from octavo.executors.loading.fingerprint import fingerprint
@@ -48,6 +48,7 @@ class TransformersExecutor(CpuExecutor):
     @classmethod
     def load(cls, config: Config) -> Self:
         """Raises `ModelError` for what is no folder, what the library does not know, and what fails a check."""
+        config = settled(config)
         kept_as(config, PLAIN_KV, "transformers")
         torch.set_num_threads(config.executor.threads or default_threads())
         files = locate(config.model.path)

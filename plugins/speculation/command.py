@@ -63,6 +63,7 @@ def speculation(
         answers of each side that the distribution is estimated from
     """
     common = {"executor": {"kind": executor}, "kv": {"tokens": 16384}, "trace": {"enabled": False}}
+    common["policies"] = {"speculation": "off"}
     options = dict(_pairs(option or []))
     if drafter == "draft-model" and "model" not in options:
         options["model"] = model

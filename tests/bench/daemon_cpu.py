@@ -86,7 +86,7 @@ def serving(*sets: str, python: str = sys.executable) -> Iterator[Path]:
     """A ready daemon on a free port, of the Octavo that `python` has; its run folder."""
     with tempfile.TemporaryDirectory(prefix="octavo-", dir="/tmp") as folder:
         run = Path(folder) / "run"
-        words = [f"run_dir={run}", "server.port=0", "kv.prefix_cache=false", *sets]
+        words = [f"run_dir={run}", "server.port=0", "kv.prefix_cache=false", "policies.speculation=off", *sets]
         log = (Path(folder) / "log").open("wb")
         command = [python, "-P", "-m", "octavo", "serve", *(w for word in words for w in ("--set", word))]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

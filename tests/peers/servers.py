@@ -100,6 +100,7 @@ def server(name: str, places: Places, port: int) -> Server:
         "OpenVINO int8": (openvino, quiet),
         "transformers bf16": (continuous, quiet),
     }
+    commands["octavo, no guesses"] = ([*octavo, "--set", "policies.speculation=off", "default"], {})
     for budget in BUDGETS:
         commands[f"octavo, chunk_budget {budget}"] = (
             [*octavo, "--set", f"scheduler.chunk_budget={budget}", "default"],
@@ -119,6 +120,7 @@ NAMES = (
     "vLLM bf16",
     "OpenVINO int8",
     "transformers bf16",
+    "octavo, no guesses",
     *(f"octavo, chunk_budget {budget}" for budget in BUDGETS),
 )
 

@@ -282,6 +282,30 @@ def test_a_draft_is_given_up_rather_than_waiting_for_a_block() -> None:
     assert (plan.n.tolist(), plan.start_or_cap.tolist()) == ([1], [8])  # two full blocks, and no third one
 
 
+def test_a_draft_goes_as_far_as_its_blocks_where_there_are_no_more() -> None:
+    s = Scheduler(depth=1, policies=PolicyConfig(speculation="fixed", options={"speculation": {"tokens": 9}}))
+    s.ask(prompt=5, max_tokens=20)
+    first = s.plans.pop(0)
+    s.ack(first, free=0)
+    s.result(first)
+    (plan,) = s.plans
+    assert (plan.n.tolist(), plan.start_or_cap.tolist()) == ([3], [8])  # its own token, and two guesses
+
+
+def test_nobodys_prompt_waits_for_a_guess() -> None:
+    s = Scheduler(
+        depth=1, budget=16, policies=PolicyConfig(speculation="fixed", options={"speculation": {"tokens": 4}})
+    )
+    s.ask("decoding", prompt=8, max_tokens=30)
+    s.run(1)
+    s.ask("arriving", prompt=27, max_tokens=4)
+    s.run(1)  # planned before it came
+    assert (s.plans[0].kind.tolist(), s.plans[0].n.tolist()) == ([Kind.DECODE, Kind.CHUNK], [1, 15])
+    s.run(1)
+    assert (s.plans[0].kind.tolist(), s.plans[0].n.tolist()) == ([Kind.DECODE, Kind.CHUNK], [1 + 3, 12])
+    assert int(s.named("StepPlanned")[-1].decode_tokens) == 4
+
+
 def test_a_stop_string_ends_a_choice_at_its_index() -> None:
     s = Scheduler(depth=1)
     s.ask(max_tokens=50)

@@ -1,20 +1,41 @@
-"""How a drafter is chosen: one key is enough, and what is not installed is refused before anything starts."""
+"""How a drafter is chosen: none needs to be, one key is enough, and what is not installed is refused at once."""
 
 from __future__ import annotations
 
 import pytest
 
 from octavo.core.config.load import ConfigError, leaves, load
+from octavo.core.policy import load_policies
+from octavo.executors.drafting.drafting import settled
 
 
-def test_whoever_chooses_a_drafter_gets_guesses() -> None:
-    assert load().config.policies.speculation == "off"
-    loaded = load(sets=["speculation.drafter=ngram", "speculation.options.longest=3"])
-    assert loaded.config.policies.speculation == "adaptive"
-    assert loaded.origin["policies.speculation"] == "speculation.drafter"
-    assert dict(leaves(loaded.config))["speculation.options.longest"] == 3
-    said = load(sets=["speculation.drafter=ngram", "policies.speculation=off"])
-    assert said.config.policies.speculation == "off"
+@pytest.mark.parametrize(
+    ("sets", "drafter", "policy"),
+    [
+        ([], "ngram", "adaptive"),
+        (["policies.speculation=fixed"], "ngram", "fixed"),
+        (["policies.speculation=off"], None, "off"),
+        (["policies.speculation=off", "speculation.drafter=suffix"], "suffix", "off"),
+        (["speculation.drafter=suffix"], "suffix", "adaptive"),
+    ],
+)
+def test_guesses_are_on_where_an_executor_has_a_drafter_of_its_own(
+    sets: list[str], drafter: str | None, policy: str
+) -> None:
+    config = settled(load(sets=sets).config, "ngram")
+    assert config.speculation.drafter == drafter
+    guesses = config.speculation.drafter is not None
+    assert load_policies(config.policies, guesses=guesses).names["speculation"] == policy
+
+
+def test_elsewhere_nobody_guesses_and_what_was_meant_for_guesses_is_in_nobodys_way() -> None:
+    sets = ["policies.options.speculation.most=3", "speculation.options.longest=3"]
+    config = settled(load(sets=sets).config)
+    assert config.speculation.drafter is None
+    assert load_policies(config.policies).names["speculation"] == "off"
+    assert dict(leaves(config))["speculation.options.longest"] == 3
+    with pytest.raises(ConfigError, match=r"policies\.options\.speculation\.tokens"):
+        load(sets=["policies.options.speculation.tokens=3"])  # of `fixed`
 
 
 def test_a_drafter_that_is_not_installed_is_refused() -> None:
