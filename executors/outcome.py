@@ -8,7 +8,7 @@ takes them, with numbers in place of tokens that the host does not know yet. Kno
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -103,6 +103,8 @@ class Settlement:
     def refused(self, runs: Runs) -> dict[int, Outcome]:
         """Of those that cannot be computed at all, by index. A residency is looked at once: what it says is sound."""
         residents = runs.residents
+        if residents is self._crowd.residents and not self._failed:
+            return {}
         for resident in [resident for resident in residents if not resident.vetted]:
             resident.vetted = True
             if (why := self._unfit(resident)) is not None:
@@ -115,32 +117,27 @@ class Settlement:
     def expect(self, runs: Runs, unknown: Sequence[int]) -> None:
         """Bring the residents to where the plan's author takes them to be, before the outcomes are known: each run that
         samples says one token, for which the next of the `unknown` stands until then."""
-        residents, ends = runs.residents, runs.end.tolist()
-        if not runs.samples.all():
-            for resident, end in zip(residents, ends, strict=True):
-                resident.kv_len = end
-            asking = runs.samples.tolist()
-            residents, ends = list(compress(residents, asking)), list(compress(ends, asking))
-        for resident, end, number in zip(residents, ends, unknown, strict=True):
+        crowd = self._known(runs)
+        for resident, end in zip(crowd.residents, runs.end.tolist(), strict=True):
             resident.kv_len = end
-            resident.tokens.append(number)
+        asking = crowd.tokens if len(unknown) == len(runs) else compress(crowd.tokens, runs.samples.tolist())
+        for tokens, number in zip(asking, unknown, strict=True):
+            tokens.append(number)
 
     def result(self, step: int, started_ns: int, runs: Runs, outcomes: Outcomes) -> StepResult:
         """Bring the residents up to date, and tell the scheduler."""
         others, crowd = outcomes.others, self._known(runs)
         ends = runs.end.tolist()
-        rows: Iterable[tuple[Resident, list[int], int, int]]
-        rows = zip(crowd.residents, crowd.tokens, ends, outcomes.tokens, strict=True)
-        if others:
+        if ends and not others and len(crowd.tokens[0]) > ends[0]:  # all were expected
+            for tokens, token in zip(crowd.tokens, outcomes.tokens, strict=True):
+                tokens[-1] = token
+        else:
             for i, outcome in others.items():
                 self._settle(runs[i], outcome)
-            rows = (row for i, row in enumerate(rows) if i not in others)
-        for resident, tokens, end, token in rows:
-            if len(tokens) > end:  # it was expected
-                tokens[end] = token
-            else:
-                tokens.append(token)
-                resident.kv_len = end
+            for i, (resident, end, token) in enumerate(zip(crowd.residents, ends, outcomes.tokens, strict=True)):
+                if i not in others:
+                    resident.tokens[end:] = (token,)  # in place of what was expected, or new
+                    resident.kv_len = end
         if not others:
             return StepResult(
                 step=step,
@@ -190,7 +187,7 @@ class Settlement:
     def _known(self, runs: Runs) -> _Crowd:
         """Most steps are of those of the step before."""
         residents = runs.residents
-        if residents != self._crowd.residents:
+        if residents is not self._crowd.residents and residents != self._crowd.residents:
             open_ids = col([resident.open_id for resident in residents])
             tokens = [resident.tokens for resident in residents]
             self._crowd = _Crowd(residents, tokens, runs.slot, open_ids, np.ones(len(residents), np.int32))

@@ -77,14 +77,17 @@ class Runs(Sequence[Run]):
     tables: npt.NDArray[np.int32]
     single: bool
     """Whether each is one token, and samples after it."""
+    adapted: bool
+    """Whether some may have adapters."""
 
     @classmethod
     def of(cls, runs: Iterable[Run], tables: npt.NDArray[np.int32]) -> Runs:
         slot, residents, start, end, samples, drafts, capacity = list(zip(*runs, strict=True)) or [()] * 7
         single = all(samples) and all(e - s == 1 for s, e in zip(start, end, strict=True))
+        adapted = any(resident.adapter is not None for resident in residents)
         return cls(
             col(slot), list(residents), col(start), col(end), np.array(samples, np.bool_), col(drafts), col(capacity),
-            tables, single,
+            tables, single, adapted,
         )  # fmt: skip
 
     def picked(self, which: Sequence[int]) -> Runs:
@@ -103,6 +106,7 @@ class Runs(Sequence[Run]):
             self.capacity[at],
             self.tables,
             self.single or bool((end - start == 1).all() and samples.all()),
+            self.adapted,
         )
 
     def __len__(self) -> int:
@@ -199,8 +203,9 @@ class Residents:
         self._fence = (-1, -1)
         self._tables = np.zeros((0, 0), dtype=np.int32)
         """Those of the residents once more, by slot: for steps of many."""
-        self._crowd: tuple[Col, list[Resident], list[list[int]]] | None = None
-        """The slots that decoded last, who is in them and their tokens, while nobody comes or goes."""
+        self._crowd: tuple[Col, list[Resident], list[list[int]], bool] | None = None
+        """The slots that decoded last, who is in them, their tokens, and whether they have adapters, while nobody comes
+        or goes."""
 
     def clear(self) -> None:
         self.slots.clear()
@@ -237,8 +242,9 @@ class Residents:
         not as it should be, or has no room: it gets its own words."""
         if self._crowd is None or not np.array_equal(self._crowd[0], slot):
             crowd = [self.slots[each] for each in slot.tolist()]
-            self._crowd = slot, crowd, [resident.tokens for resident in crowd]
-        _, residents, tokens = self._crowd
+            adapted = any(resident.adapter is not None for resident in crowd)
+            self._crowd = slot, crowd, [resident.tokens for resident in crowd], adapted
+        _, residents, tokens, adapted = self._crowd
         known = np.fromiter(map(len, tokens), np.int32, len(tokens))
         written = np.fromiter(map(_KV_LEN, residents), np.int32, len(tokens))
         start = known - 1
@@ -246,7 +252,7 @@ class Residents:
             return None
         drafts = np.minimum(n - 1, capacity - known)
         samples = np.ones(len(slot), np.bool_)
-        return Runs(slot, residents, start, known, samples, drafts, capacity, self._tables, single=True)
+        return Runs(slot, residents, start, known, samples, drafts, capacity, self._tables, True, adapted)
 
     def _open(self, plan: StepPlan, bind: StepBind) -> None:
         opens = {o.open_id: o for o in plan.opens}

@@ -73,8 +73,10 @@ def of_runs(runs: Runs, drafts: list[Draft] | None, block_size: int) -> Batch:
         else:
             ids = [token for run in runs for token in run.resident.tokens[run.start : run.end]]
             made = _batch(ids, runs.start, runs.end - runs.start, tables, block_size)
+    if not runs.adapted:
+        return made
     adapters = [resident.adapter for resident in runs.residents]
-    return made if adapters.count(None) == len(adapters) else replace(made, adapted=_adapted(adapters, made.firsts))
+    return replace(made, adapted=_adapted(adapters, made.firsts))
 
 
 def _adapted(adapters: list[Adapter | None], firsts: Ints) -> tuple[tuple[Adapter, npt.NDArray[np.int64]], ...]:
@@ -158,16 +160,15 @@ def attention_plans(
     one."""
     queries, together = batch.queries(), together and not window
     if not fill:
-        if together and (common := groups(queries, batch.tables, batch.block_size, step=SPLIT, least=SPLIT)):
-            return [cascade(queries, common, group, DECODE_ROWS, DECODE_ROWS, SPLIT)]
-        return [plan(queries, group, DECODE_ROWS, SPLIT, window)]
+        shared = shared_plan(batch, queries, group, kv_heads, fill, rows) if together else None
+        return [shared or plan(queries, group, DECODE_ROWS, SPLIT, window)]
     shares: dict[int, list[Query]] = {n: [] for n in rows}
     for query in queries:
         shares[next((n for n in rows if query.tokens * group <= n), rows[-1])].append(query)
     blocks = max(1, fill // kv_heads)
     few, plans = shares[rows[0]], []
-    if together and (common := groups(few, batch.tables, batch.block_size, step=TILE, least=SHARED)):
-        plans.append(fitting_cascade(few, common, group, rows[0], rows[-1], blocks))
+    if together and (common := shared_plan(batch, few, group, kv_heads, fill, rows)):
+        plans.append(common)
         few.clear()
     plans += [
         plan(mine, group, n, fitting_split(mine, group, n, blocks, window), window)
@@ -175,3 +176,23 @@ def attention_plans(
         if mine
     ]
     return [made for made in plans if len(made.works)]
+
+
+def alike(blocks: Ints) -> bool:
+    """Whether two of them are the same: first blocks of sequences, without which none share anything."""
+    return len(set(blocks.tolist())) < len(blocks)
+
+
+def shared_plan(
+    batch: Batch, queries: list[Query], group: int, kv_heads: int, fill: int, rows: tuple[int, ...]
+) -> Plan | None:
+    """In which those of the queries that begin with the same blocks attend to them as one; None if none do. Otherwise
+    as `attention_plans`; each query has no more rows than the first kernel's works."""
+    if not alike(batch.tables[:, 0]):
+        return None
+    step, least = (TILE, SHARED) if fill else (SPLIT, SPLIT)
+    if not (common := groups(queries, batch.tables, batch.block_size, step=step, least=least)):
+        return None
+    if fill:
+        return fitting_cascade(queries, common, group, rows[0], rows[-1], max(1, fill // kv_heads))
+    return cascade(queries, common, group, DECODE_ROWS, DECODE_ROWS, SPLIT)

@@ -61,8 +61,9 @@ class Drawer:
 
     def drawing(self, rows: Rows) -> Drawing:
         residents = rows.residents
-        if self._known is not None and self._known[0] == residents and not rows.masks:
-            made = self._known[1]
+        known = self._known
+        if known is not None and not rows.masks and (known[0] is residents or known[0] == residents):
+            made = known[1]
             made["position"] = rows.positions
             return Drawing(made, *self._nothing)
         made = _asked(residents)

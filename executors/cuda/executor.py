@@ -182,24 +182,26 @@ class CudaExecutor:
         return [*self.begin(plan, bind), *self.end()][-1]
 
     def begin(self, plan: StepPlan, bind: StepBind) -> list[StepResult]:
-        if self._drafting.guesses or (self._under_way is not None and self._under_way.alone):
-            self._catch_up()
-        started = time.monotonic_ns()
-        runs = self._residents.apply(plan, bind)
         with torch.inference_mode():
-            self._host.copy(list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True)))
+            if self._drafting.guesses or (self._under_way is not None and self._under_way.alone):
+                self._catch_up()
+            started = time.monotonic_ns()
+            runs = self._residents.apply(plan, bind)
+            if len(bind.copy_src):
+                self._host.copy(list(zip(bind.copy_src.tolist(), bind.copy_dst.tolist(), strict=True)))
             drafts = self._drafting.drafts(bind, runs, self._residents)
             if self._drafting.guesses:
                 drafts = [_fitting(draft) for draft in drafts]
             begun = self._frame.begin(runs, drafts)
-        self._catch_up()
+            self._catch_up()
         if (unknown := self._passes.unknown(begun)) is not None:
             self._settlement.expect(runs, unknown)
         self._under_way = UnderWay(plan.step, started, begun, alone=unknown is None)
         return self._told()
 
     def end(self) -> list[StepResult]:
-        self._catch_up()
+        with torch.inference_mode():
+            self._catch_up()
         return self._told()
 
     @property
@@ -216,12 +218,11 @@ class CudaExecutor:
             return
         self._under_way = None
         took: list[Took] = []
-        with torch.inference_mode():
-            outcomes = self._frame.end(step.begun, took)
-            started = max(step.started_ns, self._ended_ns)
-            self._results.append(self._settlement.result(step.number, started, step.begun.runs, outcomes))
-            self._ended_ns = self._results[-1].finished_ns
-            self._drafting.took(took)
+        outcomes = self._frame.end(step.begun, took)
+        started = max(step.started_ns, self._ended_ns)
+        self._results.append(self._settlement.result(step.number, started, step.begun.runs, outcomes))
+        self._ended_ns = self._results[-1].finished_ns
+        self._drafting.took(took)
 
     def _told(self) -> list[StepResult]:
         told, self._results = self._results, []

@@ -73,9 +73,10 @@ class Forward:
         taps = tuple(self.taps) if layers is None else ()
         if self._graphs is not None and not (batch.adapted and decoder.exact):
             adapters = self._with(batch) if batch.adapted else None
-            kind = self._graphs.kind(batch, layers or spec.layers, taps, adapters)
+            shared = self._graphs.shared(batch) if together else None
+            kind = self._graphs.kind(batch, layers or spec.layers, taps, shared, adapters)
             if kind is not None:
-                return self._graphs.run(kind, batch)
+                return self._graphs.run(kind, batch, shared)
         device = decoder.kernels.device
         arrays: dict[str, npt.NDArray[Any]] = {
             "ids": batch.ids,
@@ -111,7 +112,7 @@ class Forward:
         hidden = decoder.hidden(at["ids"], step, plans, layers=layers, taps=tapped)
         decoder.adapting.now = ()
         inner = torch.cat([tapped[layer] for layer in taps], dim=-1) if taps else None
-        return Pass(hidden, hidden.isfinite().all(dim=-1), None, inner)
+        return Pass(hidden, hidden.isfinite().all(dim=-1).int(), None, inner)
 
     def logits(self, made: Pass, rows: Sequence[int]) -> Tensor:
         """Of these tokens of the pass, [n, vocabulary], fp32."""

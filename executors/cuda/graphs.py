@@ -23,17 +23,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.executors.cuda.batch import SPLIT, Batch
+from octavo.executors.cuda.batch import SPLIT, Batch, alike, shared_plan
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.lora import Owned, Together
 from octavo.executors.cuda.mirror import Mirror, Reading, Room, Shape, nbytes
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
-from octavo.kernels.cuda.launch import Step
+from octavo.kernels.cuda.launch import Staged, Step
+from octavo.kernels.cuda.plan import Plan
 
 Replay: TypeAlias = Callable[[], None]
-LARGEST, WORKS, CELLS = 256, 2048, 1 << 21
-"""Sequences of the largest graph, works that its attention may need at least, and cells of its block tables; above,
-launches are a small part of a step."""
+LARGEST, WORKS, COMMON, CELLS = 256, 2048, 512, 1 << 21
+"""Sequences of the largest graph, works that its attention may need at least, those on what sequences share, and cells
+of its block tables; above, launches are a small part of a step."""
 
 
 class Recorder(Protocol):
@@ -57,9 +58,9 @@ class CudaRecorder:
 
 
 class Pass(NamedTuple):
-    """Last hidden states [tokens, hidden], whether they are finite [tokens], logits [tokens, vocabulary] where the pass
-    had to compute them all, and the inputs of tapped layers side by side [tokens, taps · hidden], if there are some.
-    They are good until the next pass."""
+    """Last hidden states [tokens, hidden], whether they are finite (int32 [tokens]), logits [tokens, vocabulary] where
+    the pass had to compute them all, and the inputs of tapped layers side by side [tokens, taps · hidden], if there are
+    some. They are good until the next pass."""
 
     hidden: Tensor
     finite: Tensor
@@ -77,6 +78,10 @@ class Kind(NamedTuple):
     """That are computed, as if they were all."""
     taps: tuple[int, ...]
     """Layers whose inputs are told."""
+    rest: int = 0
+    common: int = 0
+    """Works of the host's plan, where sequences attend to what they share together: on the rest of each, and in common.
+    """
     together: Together | None = None
     """Adapters that some of the sequences have."""
 
@@ -98,15 +103,20 @@ class _Rooms:
     def __init__(self, decoder: Decoder, sequences: int, works: int, fill: int) -> None:
         spec, kernels, device = decoder.spec, decoder.kernels, decoder.kernels.device
         self.cells = min(CELLS, sequences * _power_of_two(-(-spec.context // decoder.block_size), 16))
-        self.inputs = Room(device, nbytes(_inputs(sequences, 1)) + nbytes({"": (np.int32, (self.cells,))}), turns=2)
+        most = _inputs(sequences, 1, works, _common(decoder, sequences, fill))
+        self.inputs = Room(device, nbytes(most) + nbytes({"": (np.int32, (self.cells,))}), turns=2)
         self.order = torch.arange(sequences, dtype=torch.int32, device=device)
         first, *others = decoder.windows
         self.works = works
         parts = kernels.room(works, works, works, rows_of(decoder, fill), spec.kv_heads, decoder.mixed)
         self.plans = {first: parts} | {window: parts.beside() for window in others}
+        self.common = None
+        if common := _common(decoder, sequences, fill):
+            rows = decoder.rows[-1] if fill else DECODE_ROWS
+            self.common = kernels.room(common, 0, common, rows, spec.kv_heads, decoder.mixed)
         self.said = _Said(
             torch.empty(sequences, spec.hidden, dtype=decoder.dtype, device=device),
-            torch.empty(sequences, dtype=torch.bool, device=device),
+            torch.empty(sequences, dtype=torch.int32, device=device),
             torch.empty(sequences, spec.vocab_size, dtype=torch.float32, device=device),
         )
         self._inner: dict[int, Tensor] = {}
@@ -125,20 +135,34 @@ class _Graph:
     def __init__(self, decoder: Decoder, kind: Kind, fill: int, rooms: _Rooms) -> None:
         self._decoder, self._kind, self._fill = decoder, kind, fill
         n, device = kind.sequences, decoder.kernels.device
-        self.mirror = Mirror(device, _inputs(n, kind.columns), room=rooms.inputs)
+        self.mirror = Mirror(device, _inputs(n, kind.columns, kind.rest, kind.common), room=rooms.inputs)
         self._plans = {window: plan.first(kind.works) for window, plan in rooms.plans.items()}
+        self._shared = self._of_host(rooms) if kind.common else None
         self._order, self._said = rooms.order[:n], rooms.said.first(n)
         self.inner = rooms.inner(n, len(kind.taps))
+
+    def _of_host(self, rooms: _Rooms) -> Staged:
+        at, kind, own, common = self.mirror.device, self._kind, rooms.plans[0], rooms.common
+        assert common is not None  # as there are works
+        parts = common.part_out[: kind.common], common.part_lse[: kind.common]
+        first = Staged(
+            at["common works"], common.merges, *parts, common.rows, counts=at["common counts"], order=at["order"]
+        )
+        mine = own.part_out[: kind.rest], own.part_lse[: kind.rest]
+        return Staged(at["works"], at["merges"], *mine, own.rows, at["counts"], at["order"], first)
 
     def work(self) -> None:
         at, decoder = self.mirror.device, self._decoder
         split = 0 if self._fill else SPLIT
+        plans = {window: [plan] for window, plan in self._plans.items()}
         for window, plan in self._plans.items():
+            if not window and self._shared is not None:
+                plans[window] = [self._shared]
+                continue
             decoder.kernels.plan(
                 plan, at["lengths"], at["firsts"], decoder.group, split=split, fill=self._fill, window=window
             )
         step = Step(at["positions"], at["slots"], self._order, at["tables"])
-        plans = {window: [plan] for window, plan in self._plans.items()}
         taps = dict.fromkeys(self._kind.taps, self.inner)
         if self._kind.together is not None:
             decoder.adapting.now = [Owned(self._kind.together, at["owners"])]
@@ -150,7 +174,7 @@ class _Graph:
         self._said.logits.copy_(decoder.logits(hidden))
         self._said.finite.copy_(hidden.isfinite().all(dim=-1))
 
-    def fill(self, batch: Batch) -> None:
+    def fill(self, batch: Batch, shared: Plan | None) -> None:
         n, host = len(batch.ids), self.mirror.host
         host["ids"][:n], host["ids"][n:] = batch.ids, 0
         host["positions"][:n], host["positions"][n:] = batch.positions, 0
@@ -161,21 +185,46 @@ class _Graph:
             host["owners"][:] = -1
             for adapter, rows in batch.adapted:
                 host["owners"][rows] = self._kind.together.places[adapter.digest]
+        if shared is not None and shared.shared is not None and shared.order is not None:
+            host["works"][: len(shared.works)] = shared.works
+            host["merges"][: len(shared.merges)] = shared.merges
+            host["counts"][:] = len(shared.works), len(shared.merges), shared.parts, 0
+            host["order"][: len(shared.order)] = shared.order
+            common = shared.shared
+            host["common works"][: len(common.works)] = common.works
+            host["common counts"][:] = len(common.works), 0, common.parts, 0
         host["tables"][:n, : batch.tables.shape[1]] = batch.tables
         self.mirror.send()
 
 
-def _inputs(n: int, columns: int) -> dict[str, Shape]:
-    """Of a pass over so many sequences with block tables of so many columns."""
-    return {
+def _inputs(n: int, columns: int, rest: int, common: int) -> dict[str, Shape]:
+    """Of a pass over so many sequences with block tables of so many columns, and works of the host's."""
+    inputs: dict[str, Shape] = {
         "ids": (np.int64, (n,)),
         "slots": (np.int64, (n,)),
         "positions": (np.int32, (n,)),
         "lengths": (np.int32, (n,)),
         "firsts": (np.int32, (n + 1,)),
         "owners": (np.int32, (n,)),
-        "tables": (np.int32, (n, columns)),
     }
+    if common:
+        inputs |= {
+            "works": (np.int32, (rest, 8)),
+            "merges": (np.int32, (n, 8)),
+            "counts": (np.int32, (4,)),
+            "order": (np.int32, (2 * n,)),
+            "common works": (np.int32, (common, 8)),
+            "common counts": (np.int32, (4,)),
+        }
+    return inputs | {"tables": (np.int32, (n, columns))}
+
+
+def _common(decoder: Decoder, sequences: int, fill: int) -> int:
+    """Works that there may be on what sequences share; 0 where they do not attend together: to latents, within windows,
+    or with more heads in a group than a work has rows."""
+    if decoder.spec.latent is not None or 0 not in decoder.windows or decoder.group > DECODE_ROWS:
+        return 0
+    return max(fill // decoder.spec.kv_heads, sequences // 2) if fill else COMMON
 
 
 class Graphs:
@@ -184,14 +233,36 @@ class Graphs:
     def __init__(self, decoder: Decoder, recorder: Recorder, fill: int, sequences: int) -> None:
         self._decoder, self._recorder, self._fill = decoder, recorder, fill
         self._recorded: dict[Kind, tuple[_Graph, Replay]] = {}
+        self._firsts, self._alike = np.zeros(0, np.int32), False
+        """First blocks of the last step's sequences, mostly those of the next, and whether any are the same."""
         self._sequences = min(LARGEST, _power_of_two(sequences, 1))
         self._tiles = -(-decoder.group // rows_of(decoder, fill))
         least = self._tiles * self._sequences
         works = max(fill // decoder.spec.kv_heads, least) if fill else max(WORKS, least)
         self._rooms = _Rooms(decoder, self._sequences, works, fill)
 
+    def shared(self, batch: Batch) -> Plan | None:
+        """The host's plan for a step of decodes that share a beginning, if it has room."""
+        decoder, common = self._decoder, self._rooms.common
+        if common is None or len(batch.ids) != len(batch.lengths) or len(batch.ids) > self._sequences:
+            return None
+        if not np.array_equal(firsts := batch.tables[:, 0], self._firsts):
+            self._firsts, self._alike = firsts.copy(), alike(firsts)
+        if not self._alike:
+            return None
+        made = shared_plan(batch, batch.queries(), decoder.group, decoder.spec.kv_heads, self._fill, decoder.rows)
+        if made is None or made.shared is None:
+            return None
+        fits = len(made.works) <= self._rooms.works and len(made.shared.works) <= len(common.works)
+        return made if fits else None
+
     def kind(
-        self, batch: Batch, layers: int, taps: tuple[int, ...] = (), together: Together | None = None
+        self,
+        batch: Batch,
+        layers: int,
+        taps: tuple[int, ...] = (),
+        shared: Plan | None = None,
+        together: Together | None = None,
     ) -> Kind | None:
         """None for a step that is not all decodes, or that there is no room for."""
         n = len(batch.lengths)
@@ -200,6 +271,12 @@ class Graphs:
         sequences, columns = _power_of_two(n, 1), _power_of_two(batch.tables.shape[1], 16)
         works = 0 if self._fill else self._tiles * int((-(-batch.lengths // SPLIT)).sum())
         kind = self._of(sequences, columns, works, layers, taps)._replace(together=together)
+        if shared is not None and shared.shared is not None:
+            rest = min(self._rooms.works, _power_of_two(len(shared.works), sequences))
+            common = min(
+                _common(self._decoder, self._sequences, self._fill), _power_of_two(len(shared.shared.works), 16)
+            )
+            kind = kind._replace(works=self._of(sequences, 16, 0, layers, taps).works, rest=rest, common=common)
         return kind if kind.works <= self._rooms.works and sequences * columns <= self._rooms.cells else None
 
     def largest(self, layers: int, taps: tuple[int, ...]) -> None:
@@ -210,7 +287,7 @@ class Graphs:
             nobody.astype(np.int64), nobody, nobody.astype(np.int64), nobody.reshape(0, 0), nobody, ends, size
         )
         self.run(self._of(self._sequences, 16, 0, layers, taps), batch)
-        Reading(self._rooms.said.finite.int()).wait()  # what was sent is there: the first step may write its inputs
+        Reading(self._rooms.said.finite).wait()  # what was sent is there: the first step may write its inputs
 
     def forget(self) -> None:
         """All that were recorded: the pool is another."""
@@ -221,16 +298,16 @@ class Graphs:
         for kind in [kind for kind in self._recorded if kind.together is together]:
             del self._recorded[kind]
 
-    def run(self, kind: Kind, batch: Batch) -> Pass:
+    def run(self, kind: Kind, batch: Batch, shared: Plan | None = None) -> Pass:
         """Of the batch's tokens."""
         if (found := self._recorded.get(kind)) is None:
             graph = _Graph(self._decoder, kind, self._fill, self._rooms)
-            graph.fill(batch)
+            graph.fill(batch, shared)
             graph.work()  # loads kernels, and is this step: what is recorded begins with the next of its kind
             self._recorded[kind] = graph, self._recorder(graph.work)
         else:
             graph, replay = found
-            graph.fill(batch)
+            graph.fill(batch, shared)
             replay()
         n = len(batch.ids)
         return Pass(*self._rooms.said.first(n), graph.inner[:n] if kind.taps else None)

@@ -31,12 +31,7 @@ class Room:
     def __init__(self, device: torch.device, nbytes: int, turns: int) -> None:
         self.hosts = torch.zeros(turns, nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        self.turn = 0
-
-    def send(self, nbytes: int) -> None:
-        """The first so many to the device, in the order of torch's current stream; the host's next turn begins."""
-        self.device[:nbytes].copy_(self.hosts[self.turn, :nbytes], non_blocking=True)
-        self.turn = (self.turn + 1) % len(self.hosts)
+        self.turns, self.turn = turns, 0
 
 
 class Mirror:
@@ -48,8 +43,9 @@ class Mirror:
     def __init__(
         self, device: torch.device, shapes: Mapping[str, Shape], turns: int = 1, room: Room | None = None
     ) -> None:
-        self._nbytes = nbytes(shapes)
-        self._room = room or Room(device, self._nbytes, turns)
+        size = nbytes(shapes)
+        self._room = room or Room(device, size, turns)
+        self._target, self._sources = self._room.device[:size], self._room.hosts[:, :size].unbind()
         self._hosts: list[dict[str, npt.NDArray[Any]]] = [{} for _ in self._room.hosts]
         self.device: dict[str, Tensor] = {}
         start = 0
@@ -66,8 +62,10 @@ class Mirror:
         return self._hosts[self._room.turn]
 
     def send(self) -> None:
-        """Everything to the device, in the order of torch's current stream."""
-        self._room.send(self._nbytes)
+        """Everything to the device, in the order of torch's current stream; the host's next turn begins."""
+        room = self._room
+        self._target.copy_(self._sources[room.turn], non_blocking=True)
+        room.turn = (room.turn + 1) % room.turns
 
 
 def nbytes(shapes: Mapping[str, Shape]) -> int:

@@ -51,15 +51,16 @@ class CudaPasses:
     def begin(self, runs: Runs, drafts: list[Draft], asked: Asked) -> Made:
         batch = of_runs(runs, drafts if asked.guessed else None, self._forward.decoder.block_size)
         passed = self._forward.run(batch)
-        finite = passed.finite.int()
-        if not asked.runs:
-            return Made(passed, None, Reading(torch.cat((self._forward.decoder.saturated, finite))))
+        if not len(asked.rows):
+            return Made(passed, None, Reading(torch.cat((self._forward.decoder.saturated, passed.finite))))
         if self._speaker.waits(asked):
             self._catch_up()
         saying = self._speaker.begin(asked, self._forward.logits(passed, asked.all_rows))
         if len(saying.drawn) <= SAID and not saying.guessed:
             self._forward.decoder.said[: len(saying.drawn)].copy_(saying.numbers)
-        return Made(passed, saying, Reading(torch.cat((saying.numbers, self._forward.decoder.saturated, finite))))
+        return Made(
+            passed, saying, Reading(torch.cat((saying.numbers, self._forward.decoder.saturated, passed.finite)))
+        )
 
     def unknown(self, begun: Begun[Made]) -> list[int] | None:
         """What stands for the tokens of the runs that sample, until they are known; None if the next step cannot begin

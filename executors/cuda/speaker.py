@@ -181,7 +181,7 @@ class Speaker:
     def _known(self, asked: Asked) -> Crowd:
         """Most steps are of those of the step before."""
         residents = asked.runs.residents
-        if residents != self._crowd.residents:
+        if residents is not self._crowd.residents and residents != self._crowd.residents:
             self._crowd = Crowd.of(residents)
         return self._crowd
 

@@ -111,8 +111,7 @@ class HostPool:
     def copy(self, pairs: list[Pair]) -> None:
         """As if all were read before any is written; a pair has a block on one side at least."""
         if all(max(pair) < self._blocks for pair in pairs):
-            if pairs:
-                self._kernels.copy_blocks(self._pools, pairs)
+            self._kernels.copy_blocks(self._pools, pairs)
             return
         for some in rounds(pairs, self._most):
             self._round(some)

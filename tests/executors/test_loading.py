@@ -147,3 +147,11 @@ def test_what_cannot_be_run_is_refused(tiny_folder: Path, tmp_path: Path, change
     (tmp_path / "model.safetensors").symlink_to(tiny_folder / "model.safetensors")
     with pytest.raises(ModelError, match=word):
         plain(from_folder(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mpt", "falcon"])
+def test_families_with_alibi_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    """By whoever reads checkpoints, `cuda` among them: its kernels have slopes, but no family gives them some."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "alibi": True}))
+    with pytest.raises(ModelError, match=f"is a model of type '{kind}'; types that are known are llama,"):
+        from_folder(tmp_path)

@@ -40,7 +40,7 @@ class Watch:
         watch = self
 
         def sends(mirror: Mirror) -> None:
-            host = mirror._room.hosts[mirror._room.turn, : mirror._nbytes]
+            host = mirror._sources[mirror._room.turn]
             watch.sent.append((host, host.clone()))
             send(mirror)
 

@@ -31,6 +31,7 @@ from octavo.executors.drafting.contract import Stack
 from octavo.executors.drafting.eagle_head import EagleHead, HeadSpec, save_head
 from octavo.executors.drafting.medusa import Head, save_heads
 from octavo.executors.residents import Span
+from octavo.kernels.cuda.plan import Plan
 from tests.executors.tiny import VOCAB, save_tiny
 from tests.kernels.conftest import Maker
 from tests.kernels.results import write
@@ -222,10 +223,10 @@ def test_graphs_are_replayed_for_guesses_too(
     `fast`: so small a model says the same in it."""
     replayed: set[int] = set()
 
-    def run(self: Graphs, kind: Kind, batch: Batch) -> Pass:
+    def run(self: Graphs, kind: Kind, batch: Batch, shared: Plan | None = None) -> Pass:
         replayed.add(kind.layers)
         assert (len(kind.taps) == 3) == (drafter == "eagle-3")
-        return ran(self, kind, batch)
+        return ran(self, kind, batch, shared)
 
     requests = REQUESTS[:1]
     want = Replica(make(mode="fast"), policy="off").run(requests)

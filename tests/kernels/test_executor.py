@@ -230,6 +230,51 @@ def test_what_sequences_share_is_attended_to_together(
             ]
 
 
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_what_sequences_share_is_attended_to_together_in_graphs(
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    """The plan of each step lies in the graph's buffers. In `exact` mode the bits are those of launches, and of each
+    alone; one that has ended, and steps of who share nothing, change nothing."""
+    for name in ("SPLIT", "SHARED"):
+        monkeypatch.setattr(batch, name, 32)
+    monkeypatch.setattr(graphs, "SPLIT", 32)
+    kinds: list[Kind] = []
+
+    def ran(self: Graphs, kind: Kind, batch: Batch, shared: Plan | None = None) -> Pass:
+        kinds.append(kind)
+        return run(self, kind, batch, shared)
+
+    run = Graphs.run
+    monkeypatch.setattr(Graphs, "run", ran)
+    recording = Recording(monkeypatch)
+
+    def said(executor: CudaExecutor) -> list[Sequence]:
+        driver = Driver(executor)
+        sampling = Sampling(temperature=0.9, seed=3, logprobs=5)
+        first = driver.open(prompt(1, 70), sampling=sampling)
+        for _ in range(2):
+            driver.advance([first], chunk=40)
+        others = [driver.open(prompt(1, 66) + prompt(i, 3), sampling=sampling, warm=first) for i in range(2, 4)]
+        other = driver.open(prompt(7, 34), sampling=sampling)
+        driver.advance([*others, other], chunk=40)
+        for crowd in ([first, *others, other],) * 4 + ([first, *others], [first, other], [first, *others, other]):
+            driver.advance(crowd)
+        return [first, *others, other]
+
+    got, want = said(make(1, mode, recorder=recording)), said(make(2, mode))
+    shared = [kind.common > 0 for kind in kinds]
+    assert sum(shared) == 6
+    assert recording.replayed >= 4
+    for one, same in zip(got, want, strict=True):
+        assert one.ids == same.ids
+        if mode == "exact":
+            expected = [entry and entry.top_logprobs for entry in same.logprobs]
+            assert [entry and entry.top_logprobs for entry in one.logprobs] == expected
+            alone = replayed(make(3, mode), one)
+            assert [entry and entry.top_logprobs for entry in alone.logprobs] == expected
+
+
 class Recording:
     """A recorder that does not forgive: what the host brings to the device while a graph runs would be frozen in it."""
 
@@ -294,9 +339,9 @@ def test_graphs_take_no_memory_once_the_pool_is_sized(make: Make, monkeypatch: p
     monkeypatch.setattr(mirror, "Room", forbidden)
     kinds: set[Kind] = set()
 
-    def ran(self: Graphs, kind: Kind, batch: Batch) -> Pass:
+    def ran(self: Graphs, kind: Kind, batch: Batch, shared: Plan | None = None) -> Pass:
         kinds.add(kind)
-        made = run(self, kind, batch)
+        made = run(self, kind, batch, shared)
         at = self._recorded[kind][0].mirror.device["ids"]
         assert made.logits is not None
         rooms.add((made.logits.data_ptr(), made.hidden.data_ptr(), at.data_ptr()))
