@@ -32,9 +32,6 @@ class HostMemory:
     def peak_of(self, work: Callable[[], None]) -> int:
         return 0
 
-    def kept_by(self, work: Callable[[], None]) -> int:
-        return 0
-
 
 def again(work: Callable[[], None]) -> Replay:
     """A recorder: a replay does the work again."""

@@ -132,9 +132,9 @@ class CudaExecutor:
             drafting = Drafting.of(host(config, small, trial))  # takes what it takes beside the pool
             beside = Forward(decoder)
             forward.taps = beside.taps = drafting.taps
-            # Its memory goes with it, and is taken again over the pool.
-            held = memory.kept_by(forward.record) + trial.own_bytes * facts.host_blocks
+            forward.record()  # so that what recording takes is not free when the pool's size is chosen
             forward.forget()
+            held = trial.own_bytes * facts.host_blocks
             each = block_bytes + trial.pool_bytes + trial.own_bytes
             named = _named_bytes(config, spec, dtype, forward)
             worst = partial(worst_step, beside, config)
@@ -157,7 +157,7 @@ class CudaExecutor:
         """On the device, if steps have their memory beside it. Raises `ModelError`."""
         decoder = self.forward.decoder
         self.forward.separate()  # it may have more than is held by now
-        needed, held = size_of(lora, decoder.dtype, widths(self.forward)), self.adapters.nbytes
+        needed, held = size_of(lora, decoder.dtype, _widths(self.forward)), self.adapters.nbytes
         if held + needed > self._adapter_bytes:
             raise ModelError(
                 f"the adapter takes {needed / 2**20:.1f} MiB of the GPU's memory and others have {held / 2**20:.1f} of "
@@ -250,7 +250,7 @@ def host(config: Config, facts: Facts, stacks: Stacks) -> Host:
     return Host(config, facts, stacks.target, stacks.open, trees=trees, claim=stacks.claim, taps=True, device=device)
 
 
-def widths(forward: Forward) -> dict[str, int]:
+def _widths(forward: Forward) -> dict[str, int]:
     """As `size_of` takes them."""
     products = forward.decoder.products if forward.together else []
     return {product.name: len(product.linear.weight) for product in products}
@@ -263,7 +263,7 @@ def _named_bytes(config: Config, spec: Spec, dtype: torch.dtype, forward: Forwar
     for path in config.lora.values():
         with suppress(ModelError, OSError):
             lora = read(absolute(path), spec)
-            sizes[lora.digest] = size_of(lora, dtype, widths(forward))
+            sizes[lora.digest] = size_of(lora, dtype, _widths(forward))
     return sum(sizes.values())
 
 

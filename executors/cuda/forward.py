@@ -62,7 +62,7 @@ class Forward:
         return self._together
 
     def forget(self) -> None:
-        """What was recorded, and its memory."""
+        """What was recorded."""
         if self._graphs is not None:
             self._graphs.forget()
 

@@ -8,8 +8,8 @@ below 0.
 
 Nothing of this may take memory that nobody counted. So all graphs of a model have their inputs, their parts of
 attention and what comes of them in the same rooms, which are there before the KV pool is sized; and what a pass takes
-beside (a recorder's own memory) is measured by recording the largest kind, then and first of all over the pool: smaller
-ones fit in what it took.
+beside is a recorder's to keep: the largest kind is recorded before as well, and again over the pool, and smaller ones
+fit in what it took.
 
 Knows no CUDA: what records and replays is a `Recorder`.
 """
@@ -17,6 +17,7 @@ Knows no CUDA: what records and replays is a `Recorder`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -44,12 +45,16 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Graphs of one GPU, with a pool of memory in common: they never run at once."""
+    """Graphs of one GPU, with a pool of memory in common: they never run at once. What the pool took it keeps, for
+    whatever is recorded later."""
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
+        torch.zeros(1, device="cuda")  # what it takes is loaded before
+        # A pool that no graph refers to cannot be used again while something lies there, as cuBLAS' workspace does.
+        self._first = self(partial(torch.zeros, 1, device="cuda"))
 
-    def __call__(self, work: Callable[[], None]) -> Replay:
+    def __call__(self, work: Callable[[], object]) -> Replay:
         graph = torch.cuda.CUDAGraph()
         # Other threads, a driver's or a profiler's, may do as they like meanwhile.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
@@ -269,14 +274,13 @@ class Graphs:
         if len(batch.ids) != n or n > self._sequences:
             return None
         sequences, columns = _power_of_two(n, 1), _power_of_two(batch.tables.shape[1], 16)
-        works = 0 if self._fill else self._tiles * int((-(-batch.lengths // SPLIT)).sum())
+        planned = not self._fill and (shared is None or self._decoder.windows != [0])  # by the device, by lengths
+        works = self._tiles * int((-(-batch.lengths // SPLIT)).sum()) if planned else 0
         kind = self._of(sequences, columns, works, layers, taps)._replace(together=together)
         if shared is not None and shared.shared is not None:
             rest = min(self._rooms.works, _power_of_two(len(shared.works), sequences))
-            common = min(
-                _common(self._decoder, self._sequences, self._fill), _power_of_two(len(shared.shared.works), 16)
-            )
-            kind = kind._replace(works=self._of(sequences, 16, 0, layers, taps).works, rest=rest, common=common)
+            most = _common(self._decoder, self._sequences, self._fill)
+            kind = kind._replace(rest=rest, common=min(most, _power_of_two(len(shared.shared.works), 16)))
         return kind if kind.works <= self._rooms.works and sequences * columns <= self._rooms.cells else None
 
     def largest(self, layers: int, taps: tuple[int, ...]) -> None:

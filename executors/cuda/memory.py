@@ -27,10 +27,6 @@ class Memory(Protocol):
         """The most bytes that were held at once while `work` ran, beyond those before it."""
         ...
 
-    def kept_by(self, work: Callable[[], None]) -> int:
-        """Bytes that the device has less once `work` is done."""
-        ...
-
 
 class CudaMemory:
     """Of one GPU."""
@@ -49,12 +45,6 @@ class CudaMemory:
         work()
         torch.cuda.synchronize(self._device)
         return int(torch.cuda.max_memory_allocated(self._device) - before)
-
-    def kept_by(self, work: Callable[[], None]) -> int:
-        before = self.free()
-        work()
-        torch.cuda.synchronize(self._device)
-        return max(0, before - self.free())
 
 
 class Room(NamedTuple):

@@ -45,11 +45,10 @@ Make: TypeAlias = Callable[..., CudaExecutor]
 
 @dataclass
 class Bytes:
-    """A device with so many bytes free, so many that a step takes and so many that graphs keep; counts its steps."""
+    """A device with so many bytes free and so many that a step takes; counts its steps."""
 
     free_bytes: int = 1 << 40
     peak: int = 0
-    kept: int = 0
     ran: list[bool] = field(default_factory=list)
     run: bool = False
 
@@ -61,11 +60,6 @@ class Bytes:
             work()
         self.ran.append(self.run)
         return self.peak
-
-    def kept_by(self, work: Callable[[], None]) -> int:
-        if self.run:
-            work()
-        return self.kept
 
 
 def config(
@@ -275,6 +269,21 @@ def test_what_sequences_share_is_attended_to_together_in_graphs(
             assert [entry and entry.top_logprobs for entry in alone.logprobs] == expected
 
 
+def test_a_plan_of_the_host_leaves_layers_with_windows_their_room(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What those attend to is planned by the device, with as many works as there are parts of contexts in `exact`."""
+    for module in (batch, graphs):
+        monkeypatch.setattr(module, "SPLIT", 32)
+    executor = make(1, "exact", recorder=again)
+    found = executor.forward._graphs
+    assert found is not None
+    crowd = build([Span([1], 100, [0, 1, 2, 3, 4, 5 + i, 9]) for i in range(3)], 16)
+    for windows, works in (([0], 4), ([0, 48], 16)):
+        executor.forward.decoder.windows = windows
+        kind = found.kind(crowd, 2, (), found.shared(crowd))
+        assert kind is not None
+        assert (kind.works, kind.common > 0) == (works, True)
+
+
 class Recording:
     """A recorder that does not forgive: what the host brings to the device while a graph runs would be frozen in it."""
 
@@ -305,8 +314,8 @@ def forbidden(*args: object, **how: object) -> None:
 def test_decodes_are_recorded_once_for_each_kind_and_give_the_tokens_of_launches(
     make: Make, monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:
-    """Three sequences, then two, then four: kinds for four (the most: recorded before the first step), two and four
-    again; positions cross blocks."""
+    """Three sequences, then two, then four: kinds for four (the most: recorded before the first step, twice), two
+    and four again; positions cross blocks."""
     recording = Recording(monkeypatch)
 
     def run(executor: CudaExecutor) -> list[list[int]]:
@@ -319,7 +328,7 @@ def test_decodes_are_recorded_once_for_each_kind_and_give_the_tokens_of_launches
         return [sequence.ids for sequence in live]
 
     assert run(make(1, mode, recorder=recording)) == run(make(1, mode))
-    assert (recording.recorded, recording.replayed) == (2, 9 - 1)  # the first of a kind is launched
+    assert (recording.recorded, recording.replayed) == (3, 9 - 1)  # the first of a kind is launched
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
@@ -374,10 +383,9 @@ def test_a_gpus_graphs_fit_beside_the_pool(folder: Path, resident_kernels: Maker
 
 
 def test_what_graphs_keep_is_counted_before_the_pool_is_sized(make: Make) -> None:
-    """The largest one is recorded to see what it keeps, and again over the pool; what nobody records keeps nothing."""
+    """The largest one is recorded before, and again over the pool, where it finds what its recorder kept."""
     block_bytes = make(tokens=16).facts.block_bytes
     records: list[tuple[int, weakref.ref[object]]] = []
-    executors: list[CudaExecutor] = []
 
     class Graph:
         def __init__(self, work: Callable[[], None]) -> None:
@@ -387,14 +395,15 @@ def test_what_graphs_keep_is_counted_before_the_pool_is_sized(make: Make) -> Non
         graph = Graph(work)
         graph_of: Any = work
         blocks = len(graph_of.__self__._decoder.pools[0])
+        gpu.free_bytes -= 0 if records else 3_000
         records.append((blocks, weakref.ref(graph)))
         return lambda: graph.replay()
 
-    memory = Bytes(free_bytes=RESERVED + 3_000 + 9 * block_bytes, kept=3_000, run=True)
-    executors.append(make(fit=True, memory=memory, recorder=recorder))
-    assert executors[0].facts.total_blocks == 9
+    gpu = Bytes(free_bytes=RESERVED + 3_000 + 9 * block_bytes, run=True)
+    executor = make(fit=True, memory=gpu, recorder=recorder)
+    assert executor.facts.total_blocks == 9
     assert [blocks for blocks, _ in records] == [1, 9]
-    assert records[0][1]() is None  # with its memory, before the pool took what was free
+    assert records[0][1]() is None  # it was over a pool that is no more
     assert records[1][1]() is not None
 
 
@@ -540,13 +549,13 @@ def test_decodes_with_adapters_are_recorded(
     want, got = said(executor(None), crowds), said(executor(recording), crowds)
     for one, other in zip(got, want, strict=True):
         assert one == pytest.approx(other, abs=0.02)
-    # The largest; with two adapters for three or four and for two; with three for two.
-    assert (recording.recorded, recording.replayed) == (4, 4)
+    # The largest, twice; with two adapters for three or four and for two; with three for two.
+    assert (recording.recorded, recording.replayed) == (5, 4)
     poisoned = said(executor(again), crowds, huge=True)
     assert poisoned[0] == pytest.approx(want[0][: len(poisoned[0])], abs=0.02)
     assert poisoned[1] == pytest.approx(want[1], abs=0.02)
     said(executor(recording, "exact"), crowds)
-    assert recording.recorded == 5  # the largest
+    assert recording.recorded == 7  # the largest, twice
 
 
 def test_prompt_logprobs_are_those_of_the_exact_executor(make: Make, exact: CpuExecutor) -> None:
