@@ -225,7 +225,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c.c_void_p,
         (c.POINTER(CShape), c.c_void_p, c.c_int32, c.c_void_p, c.c_int32, c.c_void_p, c.c_int32),
     ),
-    "oct_ready": (None, (c.c_void_p, c.c_int32)),
+    "oct_ready": (c.c_int32, (c.c_void_p, c.c_int32)),
     "oct_block_bytes": (c.c_uint64, (c.POINTER(CShape),)),
     "oct_model_free": (None, (c.c_void_p,)),
     "oct_step": (c.c_int32, (c.c_void_p, c.POINTER(CStep))),

@@ -167,8 +167,10 @@ class Native:
 
     def ready(self, tokens: int) -> None:
         """Take from the system now what a step of up to `tokens` writes, and the first blocks of the pool, for which
-        the first step would wait."""
-        self._library.oct_ready(self._model, tokens)
+        the first step would wait. Raises `ModelError` where there is no memory for that."""
+        if code := self._library.oct_ready(self._model, tokens):
+            why = self._library.oct_error(code).decode()
+            raise ModelError(f"steps of {tokens} tokens: {why}; lower scheduler.chunk_budget")
 
     def copy_blocks(self, source: Int32s, target: Int32s) -> None:
         """As if all were read before any is written."""

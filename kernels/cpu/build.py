@@ -32,7 +32,7 @@ _LEVELS: dict[str, tuple[str, ...]] = {
     "isa_amx": (*_AVX512, *AMX),
 }
 _ARM_LEVELS: dict[str, tuple[str, ...]] = {"isa_neon": ("-march=armv8.2-a+dotprod",)}
-_UNITS = ("dispatch", "matrix", "sample", "step", "team")
+_UNITS = ("check", "dispatch", "matrix", "sample", "step", "team")
 # What an x86 without AVX2 or an Arm without dot products takes, which is hardly ever run: -O1 builds it in a fifth of
 # the time of -O3. Other machines have nothing else.
 _SELDOM = ("-O1",)

@@ -201,8 +201,8 @@ OCT_API int32_t oct_embed(int32_t isa, const OctMatrix*, const int32_t* ids, int
 OCT_API OctModel* oct_model_new(const OctShape*, const OctOp*, int32_t ops, const int32_t* widths, int32_t buffers,
                                 const OctAngles*, int32_t angles);
 // Makes ready for steps of so many tokens: what they write, and the first blocks of KV, is taken from the system now and
-// not in the first step.
-OCT_API void oct_ready(OctModel*, int32_t tokens);
+// not in the first step. 0, or a code of `oct_error`: there is no memory for that.
+OCT_API int32_t oct_ready(OctModel*, int32_t tokens);
 // Bytes of KV that a block takes in one layer.
 OCT_API uint64_t oct_block_bytes(const OctShape*);
 OCT_API void oct_model_free(OctModel*);

@@ -54,6 +54,16 @@ __attribute__((noinline)) void emit(Sink& sink, int first, int count, int block,
     }
 }
 
+// A pair of blocks: gates, and what they gate.
+inline void emit_gated(Sink& sink, int first, int count, int block, const F* gates, const F* values) {
+    const size_t column = size_t(block) * LANES;
+    const F of_gates = sink.bias ? load(sink.bias + column) : zero(), of_values = sink.bias ? load(sink.bias + column + LANES) : zero();
+    for (int m = 0; m < count; m++) {
+        const F gate = sink.bias ? add(gates[m], of_gates) : gates[m], value = sink.bias ? add(values[m], of_values) : values[m];
+        store(sink.out + sink.row(first + m) * sink.stride + column / 2, mul(activated(sink.act, gate), value));
+    }
+}
+
 constexpr int AHEAD = 2048;  // bytes: far enough for memory, near enough to be in the block or the next
 
 template <int KIND>

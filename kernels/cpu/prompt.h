@@ -104,16 +104,6 @@ inline void expect(const Sink& sink, int first, int count, int block) {
     }
 }
 
-// A pair of blocks: gates, and what they gate.
-inline void emit_gated(Sink& sink, int first, int count, int block, const F* gates, const F* values) {
-    const size_t column = size_t(block) * LANES;
-    const F of_gates = sink.bias ? load(sink.bias + column) : zero(), of_values = sink.bias ? load(sink.bias + column + LANES) : zero();
-    for (int m = 0; m < count; m++) {
-        const F gate = sink.bias ? add(gates[m], of_gates) : gates[m], value = sink.bias ? add(values[m], of_values) : values[m];
-        store(sink.out + sink.row(first + m) * sink.stride + column / 2, mul(activated(sink.act, gate), value));
-    }
-}
-
 template <int KIND>
 void prompt_kind(const OctMatrix& w, int from, int to, const Activations& a, int rows, Sink& sink) {
     const int groups = (w.cols + GROUP - 1) / GROUP, slices = (groups + PROMPT_SLICE - 1) / PROMPT_SLICE;

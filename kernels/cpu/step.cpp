@@ -1,6 +1,4 @@
 // A model and its step: the program's operations as phases of a job, and what each of their chunks does.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -10,8 +8,10 @@
 #include <vector>
 
 #include "adapt.h"
+#include "check.h"
 #include "isa.h"
 #include "model.h"
+#include "region.h"
 #include "team.h"
 
 using namespace octavo;
@@ -23,48 +23,6 @@ constexpr int FEW = 2;
 constexpr uint64_t CHUNK_BYTES = 256 << 10;  // of weights: they stay in a core's cache while rows pass by
 
 int least(int a, int b) { return a < b ? a : b; }
-
-// Memory that is zero at first and is taken from the system only where it is written.
-class Region {
-public:
-    Region() = default;
-    explicit Region(size_t bytes) : bytes_(bytes ? bytes : 1) {
-        void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) throw std::bad_alloc();
-        data_ = static_cast<uint8_t*>(p);
-#if defined(MADV_HUGEPAGE)
-        if (bytes_ >= size_t(8) << 20) madvise(p, bytes_, MADV_HUGEPAGE);
-#endif
-    }
-    Region(Region&& other) noexcept { swap(other); }
-    Region& operator=(Region&& other) noexcept {
-        swap(other);
-        return *this;
-    }
-    ~Region() {
-        if (data_) munmap(data_, bytes_);
-    }
-    template <class T>
-    T* as() const {
-        return reinterpret_cast<T*>(data_);
-    }
-    // Take [from, from + count) from the system now. What is there stays.
-    void touch(size_t from, size_t count) const {
-        constexpr size_t PAGE = 4096;
-        for (size_t i = from; i < bytes_ && i < from + count; i += PAGE) {
-            volatile uint8_t* byte = data_ + i;
-            *byte = *byte;
-        }
-    }
-
-private:
-    void swap(Region& other) {
-        std::swap(data_, other.data_);
-        std::swap(bytes_, other.bytes_);
-    }
-    uint8_t* data_ = nullptr;
-    size_t bytes_ = 0;
-};
 
 // Room for `rows` rows of activations of up to `columns` columns, in panels.
 struct Prepared {
@@ -157,7 +115,7 @@ struct Looking {
 
 }  // namespace
 
-struct OctModel final : Job {
+struct OctModel final : Job, Rest {
     OctModel(const OctShape& s, const OctOp* program, int32_t count, const int32_t* buffer_widths, int32_t buffers,
              const OctAngles* angle_tables, int32_t angle_count)
         : shape(s),
@@ -169,9 +127,10 @@ struct OctModel final : Job {
           block_bytes(head_layout.bytes * size_t(s.kv_heads)),
           layer_bytes(block_bytes * size_t(s.blocks)),
           pool(layer_bytes * size_t(s.layers)),
+          ahead(pool, layer_bytes, s.layers),
           rows(size_t(buffers)),
           scratch(size_t(s.threads)),
-          team(s.threads) {
+          team(s.threads, this) {
         for (const OctOp& op : ops) {
             if (op.matrix) widest = op.matrix->cols > widest ? op.matrix->cols : widest;
             if (op.kind == OCT_ATTEND) group = op.heads / shape.kv_heads;
@@ -198,24 +157,22 @@ struct OctModel final : Job {
 
     void reserve(int tokens) {
         if (tokens <= capacity) return;
-        capacity = tokens;
-        std::vector<size_t> counts(widths.size(), size_t(capacity));
-        const size_t slots = size_t(capacity) * size_t(used) + size_t(experts) * LANES;
+        std::vector<size_t> counts(widths.size(), size_t(tokens));
+        const size_t slots = size_t(tokens) * size_t(used) + size_t(experts) * LANES, most = std::max(slots, size_t(tokens));
         for (const OctOp& op : ops)
             if (op.kind == OCT_RISE || op.kind == OCT_FALL) counts[size_t(op.out)] = slots;
         for (size_t i = 0; i < widths.size(); i++) rows[i] = Region(counts[i] * size_t(widths[i]) * 4);
-        size_t cells = Prepared::cells(slots > size_t(capacity) ? slots : size_t(capacity), widest);
+        size_t cells = Prepared::cells(most, widest);
         for (const OctOp& op : ops)
-            if (op.kind == OCT_HEADS) {
-                const size_t needed = Prepared::cells(size_t(op.heads) * size_t(up(capacity)), grouped(op.matrix->cols));
-                cells = needed > cells ? needed : cells;
-            }
+            if (op.kind == OCT_HEADS)
+                cells = std::max(cells, Prepared::cells(size_t(op.heads) * size_t(up(tokens)), grouped(op.matrix->cols)));
         shared = Prepared(cells);
-        choices.resize(size_t(capacity) * size_t(used));
+        choices.resize(size_t(tokens) * size_t(used));
         seated.resize(slots);
-        seats.resize(slots > size_t(capacity) ? slots : size_t(capacity));
+        seats.resize(most);
         for (size_t i = 0; i < seats.size(); i++) seats[i] = int(i);
-        checks = Region(size_t(capacity) * size_t(shape.threads) * LANES * 4);
+        checks = Region(size_t(tokens) * size_t(shape.threads) * LANES * 4);
+        capacity = tokens;  // only now: without memory for all of it, all is tried again
     }
 
     // Room for so many tokens, and what a first step would take from the system: some of it, where it is much.
@@ -230,12 +187,12 @@ struct OctModel final : Job {
                                          &one.tile, &one.parts})
                 region->touch(0, MUCH);
         }
-        for (int layer = 0; layer < shape.layers; layer++)
-            pool.touch(size_t(layer) * layer_bytes, layer_bytes < FIRST_BLOCKS ? layer_bytes : FIRST_BLOCKS);
+        const size_t first = layer_bytes < FIRST_BLOCKS ? layer_bytes : FIRST_BLOCKS;
+        for (int layer = 0; layer < shape.layers; layer++) pool.touch(size_t(layer) * layer_bytes, first);
+        ahead.has(first);
     }
+    void rest() override { ahead.take(); }
 
-    int check(const OctStep& s) const;
-    int check_path(const OctStep& s, int token) const;
     int copy_cells(int count, const int32_t* source, const int32_t* target);
     void step(const OctStep& s);
     void run(uint32_t phase, uint32_t chunk, uint32_t total, int thread) override;
@@ -248,6 +205,7 @@ struct OctModel final : Job {
     HeadLayout head_layout;
     size_t block_bytes, layer_bytes;
     Region pool;
+    Ahead ahead;
     std::vector<Region> rows;
     double* seconds = nullptr;  // by operation, its first and its second phase: see `oct_times`
 
@@ -275,6 +233,10 @@ private:
     int path_length(int token) const { return now->paths ? now->path_start[token + 1] - now->path_start[token] : 0; }
     int cell_of(int token) const {
         return path_length(token) ? now->paths[now->path_start[token + 1] - 1] : now->positions[token];
+    }
+    // The block that a token is written to.
+    int written_block(int token) const {
+        return now->tables[now->table_start[now->sequences[token]] + cell_of(token) / shape.block_size];
     }
     bool follows(int token) const;
     uint32_t panel_chunks(const OctOp& op, int count) const;
@@ -332,65 +294,6 @@ private:
 };
 
 Team& octavo::team_of(OctModel& model) { return model.team; }
-
-enum Error { OK, BAD_COUNT, BAD_ID, BAD_POSITION, BAD_SEQUENCE, BAD_TABLE, BAD_SAMPLE, BAD_COPY, BAD_TAP, BAD_ADAPTER };
-
-int OctModel::check(const OctStep& s) const {
-    if (s.tokens < 0 || s.samples < 0 || s.copies < 0 || s.samples > s.tokens) return BAD_COUNT;
-    int vocabulary = INT32_MAX;
-    for (const OctOp& op : ops)
-        if (op.kind == OCT_EMBED && op.mode == OCT_STORE) vocabulary = op.matrix->rows;
-    for (int i = 0; i < s.tokens; i++) {
-        if (s.ids[i] < 0 || s.ids[i] >= vocabulary) return BAD_ID;
-        if (s.positions[i] < 0 || s.positions[i] >= shape.context) return BAD_POSITION;
-        if (s.sequences[i] < 0 || s.sequences[i] >= s.tables_count) return BAD_SEQUENCE;
-        if (i && s.sequences[i] < s.sequences[i - 1]) return BAD_SEQUENCE;
-        if (s.paths && s.path_start[i + 1] > s.path_start[i]) {
-            if (const int error = check_path(s, i)) return error;
-            continue;
-        }
-        if (i && s.sequences[i] == s.sequences[i - 1] && s.positions[i] != s.positions[i - 1] + 1) return BAD_SEQUENCE;
-    }
-    for (int i = 0; i < s.tokens; i++) {
-        const auto branched = [&](int token) { return s.paths && s.path_start[token + 1] > s.path_start[token]; };
-        if (branched(i)) continue;
-        if (i + 1 < s.tokens && s.sequences[i + 1] == s.sequences[i] && !branched(i + 1)) continue;  // that needs more
-        const int from = s.table_start[s.sequences[i]], to = s.table_start[s.sequences[i] + 1];
-        const int needed = s.positions[i] / shape.block_size + 1;
-        if (from < 0 || to - from < needed) return BAD_TABLE;
-        for (int b = from; b < from + needed; b++)
-            if (s.tables[b] < 0 || s.tables[b] >= shape.blocks) return BAD_TABLE;
-    }
-    for (int i = 0; i < s.taps; i++)
-        if (s.tap_ops[i] < (i ? s.tap_ops[i - 1] : 0) || size_t(s.tap_ops[i]) >= ops.size() ||
-            ops[size_t(s.tap_ops[i])].kind != OCT_LINEAR)
-            return BAD_TAP;
-    for (int i = 0; i < s.samples; i++)
-        if (s.sample_rows[i] < 0 || s.sample_rows[i] >= s.tokens) return BAD_SAMPLE;
-    for (int i = 0; i < s.copies; i++)
-        if (s.copy_source[i] < 0 || s.copy_source[i] >= shape.blocks || s.copy_target[i] < 0 ||
-            s.copy_target[i] >= shape.blocks)
-            return BAD_COPY;
-    for (int i = 0; s.loaded_count && i < s.tokens; i++)
-        if (s.adapters[i] < -1 || s.adapters[i] >= s.loaded_count) return BAD_ADAPTER;
-    return OK;
-}
-
-// A path ends within the sequence's text and within its table, which holds all that is before the path.
-int OctModel::check_path(const OctStep& s, int token) const {
-    const int from = s.path_start[token], to = s.path_start[token + 1], trunk = s.positions[token] + 1 - (to - from);
-    const int table = s.table_start[s.sequences[token]], blocks = s.table_start[s.sequences[token] + 1] - table;
-    if (from < 0 || trunk < 0) return BAD_SEQUENCE;
-    int most = trunk - 1;
-    for (int i = from; i < to; i++) {
-        if (s.paths[i] < 0) return BAD_SEQUENCE;
-        most = s.paths[i] > most ? s.paths[i] : most;
-    }
-    if (table < 0 || most / shape.block_size >= blocks) return BAD_TABLE;
-    for (int b = 0; b <= most / shape.block_size; b++)
-        if (s.tables[table + b] < 0 || s.tables[table + b] >= shape.blocks) return BAD_TABLE;
-    return OK;
-}
 
 // Whether a token sees what the one before it in the batch sees, and itself.
 bool OctModel::follows(int token) const {
@@ -475,7 +378,7 @@ void OctModel::plan_attention() {
         for (const Tile& tile : tiles) split = split || segments(tile) > 1;
     units.clear();
     part_start.assign(split ? pairs : 0, 0);
-    if (split && pairs > pending_size) pending.reset(new std::atomic<int>[pending_size = pairs]);
+    if (split && pairs > pending_size) pending.reset(new std::atomic<int>[pairs]), pending_size = pairs;
     size_t floats = 0;
     for (int t = int(tiles.size()) - 1; t >= 0; t--)  // late tiles, which see most, come first
         for (int head = 0; head < shape.kv_heads; head++) {
@@ -490,7 +393,7 @@ void OctModel::plan_attention() {
             floats += size_t(count * tiles[size_t(t)].count * group) * size_t(head_layout.padded_dim + LANES);
             for (int segment = 0; segment < count; segment++) units.push_back({t, head, segment});
         }
-    if (floats > parts_size) parts = Region((parts_size = floats) * 4);
+    if (floats > parts_size) parts = Region(floats * 4), parts_size = floats;
 }
 
 void OctModel::plan_prompt() {
@@ -579,7 +482,12 @@ void OctModel::step(const OctStep& s) {
     if (!s.tokens) return;
     reserve(s.tokens);
     plan();
+    int last = 0;
+    for (int i = 0; i < s.tokens; i++) last = std::max(last, written_block(i));
+    ahead.wrote(size_t(s.tokens) * block_bytes / size_t(shape.block_size) * size_t(shape.layers),
+                size_t(last + 1) * block_bytes);
     run_all();
+    if (shape.threads == 1) rest();
     const size_t samples = size_t(s.samples), parts = samples ? bests.size() / samples : 0;
     for (size_t m = 0; m < samples; m++) {
         float best = -3.4e38f;
@@ -816,7 +724,7 @@ void OctModel::remember_latent(const OctOp& op, int token, int thread) const {
     const float* cosines = table.data + size_t(position) * size_t(table.half);
     isa.rotate(given + shape.latent, cosines, cosines + size_t(shape.context) * size_t(table.half), table.half, rotated, 1.f,
                cell + shape.latent);
-    const int at = cell_of(token), block = now->tables[now->table_start[now->sequences[token]] + at / shape.block_size];
+    const int at = cell_of(token), block = written_block(token);
     isa.remember_latent(cell, head_layout, at % shape.block_size,
                         pool.as<uint8_t>() + size_t(op.layer) * layer_bytes + size_t(block) * block_bytes);
 }
@@ -838,7 +746,7 @@ void OctModel::remember(const OctOp& op, int token, int head, int thread) const 
     const float* key = row(op.in, token) + (op.heads + head) * d;
     float* turned = scratch[size_t(thread)].key.as<float>();
     turn(op, key, op.k_norm, position, 1.f, turned, thread);
-    const int cell = cell_of(token), block = now->tables[now->table_start[now->sequences[token]] + cell / shape.block_size];
+    const int cell = cell_of(token), block = written_block(token);
     isa.remember(turned, key + shape.kv_heads * d, head_layout, cell % shape.block_size,
                  pool.as<uint8_t>() + size_t(op.layer) * layer_bytes + size_t(block) * block_bytes +
                      size_t(head) * head_layout.bytes);
@@ -1063,13 +971,24 @@ OCT_API uint64_t oct_block_bytes(const OctShape* shape) {
     return layout_of(*shape, isa_of(shape->isa)).bytes * uint64_t(shape->kv_heads);
 }
 
-OCT_API void oct_ready(OctModel* model, int32_t tokens) { model->ready(tokens); }
+OCT_API int32_t oct_ready(OctModel* model, int32_t tokens) {
+    try {
+        model->ready(tokens);
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
+    return OK;
+}
 
 OCT_API void oct_model_free(OctModel* model) { delete model; }
 
 OCT_API int32_t oct_step(OctModel* model, const OctStep* step) {
-    if (const int error = model->check(*step)) return error;
-    model->step(*step);
+    if (const int error = check(*step, model->shape, model->ops)) return error;
+    try {
+        model->step(*step);
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
     return OK;
 }
 
@@ -1078,22 +997,6 @@ OCT_API int32_t oct_copy_cells(OctModel* model, int32_t count, const int32_t* so
 }
 
 OCT_API void oct_times(OctModel* model, double* seconds) { model->seconds = seconds; }
-
-OCT_API const char* oct_error(int32_t code) {
-    switch (code) {
-        case OK: return "nothing is wrong";
-        case BAD_COUNT: return "a negative count, or more samples than tokens";
-        case BAD_ID: return "a token id outside of the vocabulary";
-        case BAD_POSITION: return "a position outside of the context";
-        case BAD_SEQUENCE: return "tokens of a sequence that do not stand together in order";
-        case BAD_TABLE: return "a block table that is too short, or a block outside of the pool";
-        case BAD_SAMPLE: return "a sample of a token that is not in the step";
-        case BAD_COPY: return "a copy from or to a block outside of the pool";
-        case BAD_TAP: return "a tap on what is no linear operation, or taps out of order";
-        case BAD_ADAPTER: return "a token with an adapter that is not there";
-        default: return "an unknown error";
-    }
-}
 
 OCT_API float* oct_buffer(OctModel* model, int32_t buffer, int32_t tokens) {
     model->reserve(tokens);

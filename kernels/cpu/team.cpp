@@ -17,7 +17,7 @@ constexpr uint32_t chunk_of(uint64_t word) { return uint32_t(word) & Team::MOST_
 
 }  // namespace
 
-Team::Team(int threads) : chunks_(new std::atomic<uint32_t>[MOST_PHASES]()) {
+Team::Team(int threads, Rest* rest) : chunks_(new std::atomic<uint32_t>[MOST_PHASES]()), rest_(rest) {
     for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { serve(i); });
 }
 
@@ -95,6 +95,7 @@ void Team::serve(int thread) {
         if (stop_.load()) return;
         seen = epoch_of(word_.load(std::memory_order_acquire));
         work(thread, seen);
+        if (rest_) rest_->rest();
     }
 }
 

@@ -31,11 +31,19 @@ protected:
     ~Job() = default;
 };
 
+// What threads do once a job has nothing left for them, before they wait for the next one, which does not wait for them.
+struct Rest {
+    virtual void rest() = 0;
+
+protected:
+    ~Rest() = default;
+};
+
 class Team {
 public:
     static constexpr uint32_t MOST_PHASES = 1u << 12, MOST_CHUNKS = (1u << 20) - 1;
 
-    explicit Team(int threads);
+    explicit Team(int threads, Rest* rest = nullptr);
     ~Team();
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
@@ -54,6 +62,7 @@ private:
     alignas(64) std::atomic<uint64_t> word_{0};
     alignas(64) std::atomic<uint32_t> done_{0};
     alignas(64) std::unique_ptr<std::atomic<uint32_t>[]> chunks_;
+    Rest* const rest_;
     uint32_t phases_ = 0;  // this and the job: read only by holders of a chunk
     Job* job_ = nullptr;
     double* seconds_ = nullptr;

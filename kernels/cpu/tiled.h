@@ -2,9 +2,10 @@
 //
 // A slice of a block is unpacked once to plain bytes, with its scales as floats, and all rows pass by, a panel at a time:
 //
-//     for 16 groups of 32 columns:    unpacked [group] 512 bytes, as B of a product
+//     for 18 groups of 32 columns:    unpacked [group] 512 bytes, as B of a product
 //       for a panel of rows:          sums y [16 rows], 16 registers
 //         for each group:             y += (factor · scale) · integers; y += second · scaled sum
+//                                     weights that are unpacked next are asked for, by the first panel
 //                                     integers [16 rows][16] of a group to come, into a ring in the first-level cache
 //
 // The integers of a group take a processor 16 cycles and their way to the cache 16 more, beside 48 to 80 instructions on
@@ -14,13 +15,16 @@
 // Numbers of W8 and K6 lose here what their bytes are stored with too much; the integers are the same, the order of each
 // output's sum is that of product.h, and so are its bits.
 #pragma once
+#include <type_traits>
+
 #include "product.h"
 
 namespace {
 
-constexpr int TILED_SLICE = 16;  // groups
+constexpr int TILED_SLICE = 18;  // groups: all of a row of 576
 constexpr int RING = 4;          // groups of integers between those two who make and take them
-constexpr int TILED_FROM = 16;   // rows from which this is the faster way
+constexpr int TILED_FROM = 10;   // rows from which this is the faster way
+constexpr int TILED_ROWS = 128;  // that pass by at most, panels of the second-level cache; more go in equal parts
 
 struct TiledSlice {
     alignas(64) uint8_t q[TILED_SLICE][8][64];
@@ -126,14 +130,16 @@ private:
     alignas(64) Integers ring_[RING * PARTS];
 };
 
-// The sums of a panel's first MT rows, which begin where `group` is 0.
+// The sums of a panel's first MT rows, which begin where `group` is 0. Meanwhile memory is asked for `share` bytes from
+// `next` on with each group: weights that are unpacked next.
 template <int KIND, int MT>
 inline void sum_panel(Maker<KIND>& maker, int number, const TiledSlice& w, int count, const float* scale,
-                      const float* scaled_sum, bool begin, F* y) {
+                      const float* scaled_sum, bool begin, const uint8_t* next, int share, F* y) {
     F sum[MT];
 #pragma GCC unroll 16
     for (int m = 0; m < MT; m++) sum[m] = begin ? zero() : y[m];
     for (int g = 0; g < count; g++, scale += LANES, scaled_sum += LANES) {
+        for (int i = 0; i < share; i += 64) __builtin_prefetch(next + g * share + i, 0, 2);
         add_group<KIND, MT>(maker.of(number + g), w.factor[g], w.second[g], scale, scaled_sum, sum);
         maker.make();
     }
@@ -141,19 +147,24 @@ inline void sum_panel(Maker<KIND>& maker, int number, const TiledSlice& w, int c
     for (int m = 0; m < MT; m++) y[m] = sum[m];
 }
 
-// Rows [from, end) by a slice; of a panel that is filled by half or less only that half.
+// Rows [from, end) by a slice; of a panel that is not full, no more fours of rows than it has.
 template <int KIND>
 __attribute__((noinline)) void sum_rows(const TiledSlice& w, int count, const Activations& a, int cols, int group, int from,
-                                        int end, F* y) {
+                                        int end, const uint8_t* next, F* y) {
     const int groups = cols / GROUP, panels = (end - from + LANES - 1) / LANES;
     const size_t first = size_t(from) * size_t(cols) + size_t(group) * LANES * GROUP;
     Maker<KIND> maker(w, count, a.q + first, size_t(LANES) * size_t(cols), panels);
     for (int p = 0; p < panels; p++, y += LANES) {
         const size_t at = size_t(from + p * LANES) * size_t(groups) + size_t(group) * LANES;
-        if (end - from - p * LANES <= LANES / 2)
-            sum_panel<KIND, LANES / 2>(maker, p * count, w, count, a.scale + at, a.scaled_sum + at, !group, y);
-        else
-            sum_panel<KIND, LANES>(maker, p * count, w, count, a.scale + at, a.scaled_sum + at, !group, y);
+        const auto sum = [&](auto rows) {
+            sum_panel<KIND, decltype(rows)::value>(maker, p * count, w, count, a.scale + at, a.scaled_sum + at, !group, next,
+                                                   p ? 0 : group_bytes(KIND), y);
+        };
+        const int left = end - from - p * LANES;
+        if (left > 12) sum(std::integral_constant<int, 16>());
+        else if (left > 8) sum(std::integral_constant<int, 12>());
+        else if (left > 4) sum(std::integral_constant<int, 8>());
+        else sum(std::integral_constant<int, 4>());
     }
 }
 
@@ -163,17 +174,23 @@ void tiled_kind(const OctMatrix& w, int from, int to, const Activations& a, int 
     const int most = least(rows, LANES), columns = KIND == OCT_K6 ? GROUP / 2 : GROUP, groups = w.cols / GROUP;
     const TileShape sums = {most, 64}, x = {most, columns}, q = {columns / 4, 64};
     const Tiles tiles({sums, sums, x, x, q, q, sums, sums});
+    const bool gated = sink.mode == Sink::GATED;
     TiledSlice slice;
-    F y[ROWS_AT_ONCE];
-    for (int m = 0; m < rows; m += ROWS_AT_ONCE) {
-        const int end = least(rows, m + ROWS_AT_ONCE);
+    const int parts = (rows + TILED_ROWS - 1) / TILED_ROWS, each = ((rows + parts - 1) / parts + LANES - 1) / LANES * LANES;
+    F y[2][TILED_ROWS];  // of a gate, and of what it gates
+    for (int m = 0; m < rows; m += each) {
+        const int end = least(rows, m + each);
         for (int block = from; block < to; block++) {
+            F* sum = y[gated && block % 2];
             for (int g = 0; g < groups; g += TILED_SLICE) {
                 const int count = least(TILED_SLICE, groups - g);
-                unpack_tiles<KIND>(w.data + size_t(block) * w.block_bytes, groups, g, count, slice);
-                sum_rows<KIND>(slice, count, a, w.cols, g, m, end, y);
+                const uint8_t* data = w.data + size_t(block) * w.block_bytes;
+                unpack_tiles<KIND>(data, groups, g, count, slice);
+                const uint8_t* next = data + w.block_bytes * size_t(g + count) / size_t(groups);
+                sum_rows<KIND>(slice, count, a, w.cols, g, m, end, next, sum);
             }
-            emit(sink, m, end - m, block, y);
+            if (!gated) emit(sink, m, end - m, block, sum);
+            else if (block % 2) emit_gated(sink, m, end - m, block - 1, y[0], y[1]);
         }
     }
 }
