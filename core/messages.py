@@ -122,7 +122,8 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     banned: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     ends: tuple[int, ...] = ()
-    """Ids that would end the choice, so may not come before `min_tokens`; the tokenizer fills them in."""
+    """Ids that end the choice: they may not come before `min_tokens`, and an executor need not go on after one. The
+    tokenizer fills them in."""
     grammar: Grammar | None = None
 
 
@@ -567,6 +568,8 @@ class StepPlan(Message):
       `commit_kv_len` tokens have their KV computed by steps before this one: full blocks may enter the tree.
     - items, a row each: CHUNK computes tokens [start_or_cap, start_or_cap + n); it samples when that reaches the last
       known token. DECODE needs capacity for start_or_cap tokens and yields 1 to n tokens (n - 1 of them drafts).
+    - With `rounds` above 1 all items are decodes with n = `rounds`: each is computed so many times in a row, without
+      drafts, and yields fewer tokens only if the sequence ends before. For executors that serve `rounds`.
     - `taken` is the last step whose result the scheduler had. Only what was computed by then is shared, but for
       residencies in `failed` (open_ids): their chunks never enter the tree.
     - `needs_ack` is off where the plan debits and releases nothing, as most steps that only decode: then it is acked
@@ -593,6 +596,7 @@ class StepPlan(Message):
     taken: int
     failed: list[int]
     needs_ack: bool = True
+    rounds: int = 1
 
 
 class StepBind(Message):
@@ -761,7 +765,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What whoever runs the service should know of that choice: what is lost, and how to get it."""
     serves: tuple[str, ...] = ()
     """What the executor can do beyond every executor's duty: `prompt_logprobs`, `grammar`, `restrictions` (bias,
-    bans and allowed ids), `adapters`. What it does not serve is refused before it gets there."""
+    bans and allowed ids), `adapters`, `rounds` (see `StepPlan`). What it does not serve is not asked of it."""
 
     @property
     def places(self) -> int:

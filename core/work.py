@@ -20,9 +20,11 @@ class Work(NamedTuple):
     attention: int
     """Pairs of a computed token and a token that it attends to, itself included."""
     kv_tokens: int
-    """Tokens of KV that the items read, each once an item."""
+    """Tokens of KV that the items read, each once an item and round."""
     copied: int = 0
     """Blocks copied before them: for forks, out to host memory, and in from it."""
+    rounds: int = 1
+    """Times that the sequences decoded, one after the other: in each the whole model is computed."""
 
 
 def step_work(plan: StepPlan, bind: StepBind) -> Work:
@@ -38,10 +40,12 @@ def step_work(plan: StepPlan, bind: StepBind) -> Work:
         n, at, chunk = n[kept], at[kept], chunk[kept]
     ends = at + n * chunk
     first = np.where(chunk, at, ends - n) + 1
+    attention = int((n.astype(np.int64) * (first + ends)).sum()) // 2
     return Work(
         prefill_tokens=int((n * chunk).sum()),
         decodes=len(n) - int(chunk.sum()),
-        attention=int((n.astype(np.int64) * (first + ends)).sum()) // 2,
-        kv_tokens=int(ends.sum(dtype=np.int64)),
+        attention=attention,
+        kv_tokens=int(ends.sum(dtype=np.int64)) if plan.rounds == 1 else attention,
         copied=len(bind.copy_src),
+        rounds=plan.rounds,
     )

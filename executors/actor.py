@@ -128,10 +128,10 @@ class ExecutorActor(Shell):
 
     def _report(self, plan: StepPlan, bind: StepBind, result: StepResult) -> None:
         self.station.send(Role.SCHEDULER, encode(result), dest_gen=plan.scheduler_gen)
-        self._steps += 1
+        self._steps += plan.rounds
         self._tokens += len(result.tokens)
         work = step_work(plan, bind)
-        self._count(work.prefill_tokens + work.decodes)
+        self._count(work.prefill_tokens + work.decodes, plan.rounds)
         before, self._saturated = self._saturated, self._executor.stats.get("kv_saturated", 0)
         self.events.emit(
             StepExecuted(
@@ -144,8 +144,8 @@ class ExecutorActor(Shell):
                 **work._asdict(),
             )
         )
-        if self._steps == self._next_moment:
-            self._measure("warmed_up" if self._steps == WARM_STEPS else "under_load")
+        if self._steps >= self._next_moment:
+            self._measure("warmed_up" if self._next_moment == WARM_STEPS else "under_load")
             self._next_moment *= GROWTH
 
     def _measure(self, moment: Moment) -> None:
@@ -157,9 +157,9 @@ class ExecutorActor(Shell):
         if self._steps > WARM_STEPS:
             self._measure("under_load")
 
-    def _count(self, computed: int) -> None:
-        self._computed += computed
-        self._sizes[bisect_left(SIZES, computed)] += 1
+    def _count(self, computed: int, rounds: int) -> None:
+        self._computed += computed * rounds
+        self._sizes[bisect_left(SIZES, computed)] += rounds
 
     def stats(self) -> dict[str, int]:
         sizes = dict(zip(SIZE_NAMES, self._sizes, strict=True))

@@ -31,6 +31,7 @@ from octavo.core.messages import (
 from octavo.core.models.errors import ModelError
 from octavo.executors.adapters import Adapters, Content
 from octavo.executors.residents import Resident, Residents, Run, of_prompt
+from octavo.executors.rounds import in_rounds
 
 _MASK = (1 << 63) - 1
 _START = 0x0C7A_0C7A
@@ -111,7 +112,7 @@ class GhostExecutor:
             host_blocks=config.kv.host_tokens // block_size,
             block_bytes=block_size * 8,
             cache_seed=b"ghost",
-            serves=("prompt_logprobs", "restrictions", "adapters"),
+            serves=("prompt_logprobs", "restrictions", "adapters", "rounds"),
         )
         return cls(facts, eos_one_in=0)
 
@@ -124,18 +125,21 @@ class GhostExecutor:
 
     def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
         started = time.monotonic_ns()
-        runs = list(self.residents.apply(plan, bind))
+        runs = self.residents.apply(plan, bind)
         self.memory[bind.copy_dst] = self.memory[bind.copy_src]
+        return in_rounds(runs, plan.rounds, lambda on: self._pass(plan.step, started, list(on)))
+
+    def _pass(self, step: int, started_ns: int, runs: list[Run]) -> StepResult:
         produced = [self._execute(run) for run in runs]
         return StepResult(
-            step=plan.step,
+            step=step,
             slot=col([run.slot for run in runs]),
             open_id=col([run.resident.open_id for run in runs]),
             n_new=col([len(tokens) for tokens in produced]),
             tokens=col([token for tokens in produced for token in tokens]),
             kv_len=col([run.resident.kv_len for run in runs]),
             drafted=col([run.drafts for run in runs]) if any(run.drafts for run in runs) else EMPTY,
-            started_ns=started,
+            started_ns=started_ns,
             finished_ns=time.monotonic_ns(),
             logprobs=self._logprobs(runs, produced),
             prompts=[

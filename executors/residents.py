@@ -47,6 +47,11 @@ class Resident:
         """Whether its last token is on the device alone: in `tokens` a number below 0 stands for it."""
         return self.tokens[-1] < 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether its last token is an output after which nothing comes."""
+        return self.tokens[-1] in self.sampling.ends and len(self.tokens) > self.prompt_len
+
 
 class Run(NamedTuple):
     """One item to compute: tokens [start, end) of a resident, then sample if `samples`.
@@ -216,7 +221,7 @@ class Residents:
         return {resident.adapter.digest for resident in self.slots.values() if resident.adapter is not None}
 
     def apply(self, plan: StepPlan, bind: StepBind) -> Runs:
-        """Take a bound step and give its runs, in the order of the plan's items.
+        """Take a bound step and give its runs, in the order of the plan's items: of several rounds those of the first.
 
         The executor performs the bind's copies before it writes anything for the runs."""
         fence = (plan.scheduler_gen, bind.kv_gen)
@@ -231,9 +236,10 @@ class Residents:
         self._apply_deltas(bind.delta_slot, bind.delta_index, bind.delta_block)
         kinds, skipped = plan.kind.tolist(), set(bind.skipped.tolist())
         plain = _CHUNK not in kinds and not skipped
-        if plain and (runs := self._decodes(plan.slot, plan.start_or_cap, plan.n)) is not None:
+        n = plan.n if plan.rounds == 1 else np.ones_like(plan.n)  # each round says one token
+        if plain and (runs := self._decodes(plan.slot, plan.start_or_cap, n)) is not None:
             return runs
-        items = zip(plan.slot.tolist(), kinds, plan.start_or_cap.tolist(), plan.n.tolist(), strict=True)
+        items = zip(plan.slot.tolist(), kinds, plan.start_or_cap.tolist(), n.tolist(), strict=True)
         each = (self._run(plan.step, *item) for i, item in enumerate(items) if i not in skipped)
         return Runs.of([run for run in each if run is not None], self._tables)
 

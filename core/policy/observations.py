@@ -68,8 +68,9 @@ class Observations:
         began_ns, self._last_result_ns = self._last_result_ns, now_ns
         if made is not None:
             plan = made.plan
-            self._steps.append(made._replace(result=result, duration_ns=now_ns - max(plan.now_ns, began_ns)))
-            self._due |= int(plan.n.sum()) > len(plan.n)
+            took_ns = now_ns - max(plan.now_ns, began_ns)
+            self._steps.append(made._replace(result=result, duration_ns=took_ns // plan.rounds))
+            self._due |= plan.rounds == 1 and int(plan.n.sum()) > len(plan.n)
 
     def finished(self, *, tenant: int, prompt: int, output: int, preemptions: int, ttft_ns: int, total_ns: int) -> None:
         """A sequence ended with an answer."""
@@ -100,7 +101,8 @@ def _seen(made: _Made) -> tuple[_StepRow, tuple[Col, Col] | None, tuple[Col, Col
     """What a step says; tenants and their tokens, of prompts (None without any) and of answers."""
     plan, tenants, result, duration_ns = made
     assert result is not None
-    n, decode = plan.n, plan.kind == Kind.DECODE
+    decode = plan.kind == Kind.DECODE
+    n = plan.n if plan.rounds == 1 else np.ones_like(plan.n)
     if not np.array_equal(plan.slot, result.slot):  # A plan has one item a slot, so slots tell which a row is of.
         tenants, n = (_by_slot(plan.slot, column, result.slot) for column in (tenants, n))
         decode = _by_slot(plan.slot, decode.astype(np.int32), result.slot).astype(np.bool_)

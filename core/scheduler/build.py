@@ -30,6 +30,7 @@ def build(
         block_size=facts.block_size,
         total_blocks=facts.total_blocks,
         swaps=facts.host_blocks > 0,
+        apart_ns=int(config.scheduler.apart_ms * 1e6) if "rounds" in facts.serves else 0,
         context=min(facts.context, config.model.context or facts.context),
         chunk_budget=config.scheduler.chunk_budget,
         depth=config.scheduler.depth,

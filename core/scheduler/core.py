@@ -31,6 +31,7 @@ from octavo.core.scheduler.book import Book, Outbox
 from octavo.core.scheduler.credit import Ledger
 from octavo.core.scheduler.intake import Intake
 from octavo.core.scheduler.planner import Planner
+from octavo.core.scheduler.rounds import Rounds
 from octavo.core.scheduler.slots import Slots
 from octavo.core.scheduler.steps import Steps
 from octavo.core.scheduler.tenants import Tenants
@@ -39,7 +40,8 @@ from octavo.core.scheduler.waiting import Queue
 
 class SchedulerCore:
     """One replica's scheduler. `context` is the longest sequence the model takes, in tokens; the KV pool has
-    `total_blocks` of `block_size` tokens."""
+    `total_blocks` of `block_size` tokens. `apart_ns` is how far apart tokens may be told where the executor computes
+    several rounds of a plan."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class SchedulerCore:
         chunk_budget: int,
         depth: int,
         swaps: bool = False,
+        apart_ns: int = 0,
         waiting_window: int = 256,
         max_waiting: int = 4096,
     ) -> None:
@@ -70,6 +73,7 @@ class SchedulerCore:
             chunk_budget=chunk_budget,
             depth=depth,
             swaps=swaps,
+            rounds=Rounds(apart_ns),
             generation=generation,
         )
         self._book = Book(queue, self._planner.room)

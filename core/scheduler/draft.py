@@ -37,11 +37,12 @@ class Outstanding:
     open_id: Col
     sequences: list[Sequence]
     yields: Col
-    """1 where the item samples, else 0."""
+    """Tokens that the item surely yields, unless its sequence ends before: its rounds if it samples, else 0."""
     most: Col
     """Most tokens it may yield."""
     chunked: list[Sequence]
     """Those that had a chunk of their prompt computed."""
+    rounds: int
 
 
 @dataclass(slots=True)
@@ -59,7 +60,8 @@ class Draft:
     decode_tokens: int = 0
     decodes: SlotIds = field(default_factory=lambda: NOBODY)
     most: Col = field(default_factory=lambda: EMPTY)
-    """Most tokens that each decode may yield: its guesses, and one."""
+    """Most tokens that each decode may yield: its guesses and one, or one in each round."""
+    rounds: int = 1
     capacity: Col = field(default_factory=lambda: EMPTY)
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
     opens: list[Open] = field(default_factory=list)

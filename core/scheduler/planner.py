@@ -1,6 +1,7 @@
 """Makes a StepPlan from the resident and waiting sequences: what runs in the next step.
 
-    who decodes → is there credit, or who gives way → how the budget is divided → who is admitted → what is guessed
+    who decodes → is there credit, or who gives way → how the budget is divided → who is admitted → what is guessed,
+    or of how many rounds it is
 
 Policies propose (through the host); what is kept here whatever they say: the credit, the budget, one item a slot, the
 oldest resident sequence is never sent back for want of blocks and nobody too often for a batching policy's sake, nobody
@@ -18,6 +19,7 @@ from octavo.core.scheduler.admission import Admission
 from octavo.core.scheduler.credit import Ledger
 from octavo.core.scheduler.draft import Commits, Draft, Outstanding, blocks_for
 from octavo.core.scheduler.room import Room
+from octavo.core.scheduler.rounds import Rounds
 from octavo.core.scheduler.sequence import Request, Sequence, State
 from octavo.core.scheduler.slots import SlotIds, Slots
 from octavo.core.scheduler.tenants import Tenants
@@ -46,6 +48,7 @@ class Planner:
         chunk_budget: int,
         depth: int,
         swaps: bool,
+        rounds: Rounds,
         generation: int,
     ) -> None:
         self.slots = slots
@@ -57,6 +60,7 @@ class Planner:
         self.failed: list[int] = []
         """Residencies that have failed since the last plan."""
         self.room = Room(slots, queue, ledger, host, chunk_budget=chunk_budget, depth=depth, swaps=swaps)
+        self.rounds = rounds
         self._admission = Admission(slots, queue, self.room)
         self._host = host
         self._tenants = tenants
@@ -142,6 +146,8 @@ class Planner:
                 self.overruled += bool(draft.chunks) and selection.wake_ns is None
         if len(at) and draft.budget > 0:
             self._plan_guesses(draft, self._host.draft_lengths(step, view)[at])
+        if len(draft.decodes) == len(running) > 0 and not draft.chunks and not self.queue:
+            self._plan_rounds(draft)
         planned = self._emit(draft)
         if planned is not None:
             planned[2].extend(self._admission.blocked(draft, "preemption" if gone else "policy"))
@@ -226,6 +232,30 @@ class Planner:
         draft.decode_tokens += tokens
         draft.spend(blocks, tokens)
 
+    def _plan_rounds(self, draft: Draft) -> None:
+        """Let a step of decodes without guesses be of several rounds, when nobody waits for its end: up to where the
+        first of them has all its tokens, and only while there is credit for a block more of each, so that nobody is
+        preempted on their account. The budget is each round's."""
+        rounds = self.rounds.fit(len(draft.decodes))
+        if rounds == 1 or int(draft.most.max()) > 1:
+            return
+        slots, decodes = self.slots, draft.decodes
+        left = slots.limit[decodes] - slots.known[decodes] - slots.in_flight_most[decodes]
+        rounds = min(rounds, 1 + int(left.min()))
+        if rounds <= 1:
+            return
+        capacity = draft.capacity + (rounds - 1)
+        need = np.maximum(slots.blocks_for(capacity) - slots.blocks[decodes], 0)
+        blocks = int(need.sum())
+        if blocks + len(decodes) > draft.credit:
+            return
+        slots.blocks[decodes] += need
+        slots.in_flight[decodes] += rounds - 1
+        slots.in_flight_most[decodes] += rounds - 1
+        draft.rounds, draft.capacity, draft.most = rounds, capacity, np.full_like(draft.most, rounds)
+        draft.decode_tokens = rounds * len(decodes)
+        draft.spend(blocks, 0)
+
     # ── prefills ─────────────────────────────────────────────────────────────────────────────────
 
     def _plan_prefills(
@@ -289,6 +319,8 @@ class Planner:
         items, start_or_cap, n = draft.decodes, draft.capacity, draft.most
         kind = yields = np.ones(len(items), dtype=np.int32)
         most = n
+        if draft.rounds > 1:
+            yields = most
         if draft.chunks:
             at, start, tokens = cols(draft.chunks, 3)
             samples = slots.planned[at] == slots.known[at]
@@ -320,6 +352,7 @@ class Planner:
             taken=self.taken,
             failed=self.failed,
             needs_ack=bool(draft.debit or releases) or self._host.observing,
+            rounds=draft.rounds,
         )
         outstanding = Outstanding(
             step=draft.step,
@@ -330,6 +363,7 @@ class Planner:
             yields=yields,
             most=most,
             chunked=[s for slot, _, _ in draft.chunks if (s := slots.sequences[slot]) is not None],
+            rounds=draft.rounds,
         )
         self.ledger.debit(draft.step, draft.debit, int(release_blocks.sum()) if releases else 0)
         planned = StepPlanned(
@@ -345,6 +379,7 @@ class Planner:
             credit=draft.credit,
             policy_ns=self._host.take_spent_ns(),
             open_ids=plan.open_id.tolist(),
+            rounds=draft.rounds,
         )
         self.commits = Commits()
         self.failed = []

@@ -45,7 +45,7 @@ class Slots:
         self.prompt: Col = np.zeros(count, dtype=np.int32)
         self.limit: Col = np.zeros(count, dtype=np.int32)
         self.in_flight: Col = np.zeros(count, dtype=np.int32)
-        """Items in flight that sample: each yields at least one token."""
+        """Tokens that the items in flight surely yield, unless the sequence ends: one for each round that samples."""
         self.in_flight_most: Col = np.zeros(count, dtype=np.int32)
         """Most tokens that the items in flight yield together."""
         self.blocks: Col = np.zeros(count, dtype=np.int32)

@@ -176,7 +176,7 @@ class TokenizerCore:
         sampling = msgspec.structs.replace(
             sampling,
             banned=(*sampling.banned, *self._vocabulary.spellings(params.bad_words)),
-            ends=tuple(stop_ids) if sampling.min_tokens else (),
+            ends=tuple(stop_ids),
         )
         if all(ended or ids for ids, ended in zip(delivered, finished, strict=True)):
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)  # they came with the first rows

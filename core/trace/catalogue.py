@@ -257,7 +257,7 @@ class RequestFailed(RequestEvent, frozen=True, kw_only=True, tag="request.failed
 class StepPlanned(Event, frozen=True, kw_only=True, tag="step.planned"):
     """What the step is to do, the queue and the slots after it, and the credit that is left. Policies took `policy_ns`
     of its planning. `open_ids` are the residencies it computes: decodes first, then chunks (`request.admitted` says
-    whose they are)."""
+    whose they are). Decodes alone may be computed several `rounds` in a row, which give a token each."""
 
     step: int
     sequences: int
@@ -271,6 +271,7 @@ class StepPlanned(Event, frozen=True, kw_only=True, tag="step.planned"):
     credit: int
     policy_ns: int
     open_ids: list[int]
+    rounds: int = 1
 
 
 class StepBound(Event, frozen=True, kw_only=True, tag="step.bound"):
@@ -303,6 +304,7 @@ class StepExecuted(Event, frozen=True, kw_only=True, tag="step.executed"):
     attention: int
     kv_tokens: int
     copied: int = 0
+    rounds: int = 1
     saturated: int = 0
 
 

@@ -343,11 +343,14 @@ class _Teller:
         """What the executor computed beside this choice's own part: cause, note, and whose the most of it was."""
         plan, own = record.plan, record.chunks.get(self._who)
         others = {who: chunk for who, chunk in record.chunks.items() if who != self._who}
-        mine = f"its tokens {own.start} to {own.start + own.tokens}" if own else "its next token"
+        mine = (
+            f"its tokens {own.start} to {own.start + own.tokens}" if own else "its next token" + "s" * (plan.rounds > 1)
+        )
         if not others:
-            note = f"step {plan.step}: {mine}, {plan.sequences} sequences"
+            many = f" in {plan.rounds} rounds" if plan.rounds > 1 else ""
+            note = f"step {plan.step}: {mine}, {plan.sequences} sequences{many}"
             usual_ns = self._run.usual_execute_ns
-            took_ns = record.executed.execute_ns if record.executed is not None else 0
+            took_ns = record.executed.execute_ns // record.executed.rounds if record.executed is not None else 0
             if own is None and 0 < SLOW_STEP * usual_ns < took_ns:
                 slow = f"{note}, {took_ns / 1e6:.2f} ms against {usual_ns / 1e6:.2f}"
                 return "executor, slower than usual", slow, ""

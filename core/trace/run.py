@@ -129,8 +129,10 @@ class Run:
 
     @cached_property
     def usual_execute_ns(self) -> int:
-        """The median of steps without prefill; 0 if there are none."""
-        took = [r.executed.execute_ns for r in self.steps if r.executed is not None and not r.chunks]
+        """The median of a round of steps without prefill; 0 if there are none."""
+        took = [
+            r.executed.execute_ns // r.executed.rounds for r in self.steps if r.executed is not None and not r.chunks
+        ]
         return int(median(took)) if took else 0
 
     def exit_before(self, ts_ns: int) -> ActorExited | None:

@@ -42,6 +42,7 @@ from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.native.weights import Weights
 from octavo.executors.outcome import Outcome, Outcomes, Settlement
 from octavo.executors.residents import Residents, Run, Runs, slots_of
+from octavo.executors.rounds import in_rounds
 from octavo.executors.sampling import Context
 from octavo.executors.threads import default_threads
 
@@ -105,7 +106,7 @@ class NativeExecutor:
             checkpoint.spec,
             token_bytes=kv_bytes(checkpoint.spec, kind),
             seed=checkpoint.digest + " ".join(["native", *arithmetic]).encode(),
-            serves=("prompt_logprobs", "restrictions", "adapters"),
+            serves=("prompt_logprobs", "restrictions", "adapters", "rounds"),
         )
         check_memory(facts, facts.block_bytes)
         if (grammars := grammars_of(config, files, facts.vocab_size)) is not None:
@@ -142,9 +143,14 @@ class NativeExecutor:
         if len(bind.copy_src):  # before the drafter: it may write into blocks that are on their way out
             self.model.copy_blocks(int32s(bind.copy_src), int32s(bind.copy_dst))
         drafts = self._drafting.drafts(bind, runs, self._residents)
+        if plan.rounds == 1:
+            return self._pass(plan.step, started, runs, drafts)
+        return in_rounds(runs, plan.rounds, lambda on: self._pass(plan.step, started, on, [NO_DRAFT] * len(on)))
+
+    def _pass(self, step: int, started_ns: int, runs: Runs, drafts: list[Draft]) -> StepResult:
         took: list[Took] = []
         outcomes = self._compute(runs, drafts, took)
-        result = self._settlement.result(plan.step, started, runs, outcomes)
+        result = self._settlement.result(step, started_ns, runs, outcomes)
         self._drafting.took(took)
         return result
 

@@ -50,9 +50,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             return copying
         return (
             copying
-            + self.step
+            + self.step * work.rounds
             + self.prefill_token * work.prefill_tokens
-            + self.decode * work.decodes
+            + self.decode * work.decodes * work.rounds
             + self.attention * work.attention
             + self.kv_token * work.kv_tokens
         )

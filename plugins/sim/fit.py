@@ -56,7 +56,14 @@ def fit(events: Iterable[Mapping[str, Any]], source: str) -> CostFile:
         )
     work = np.array(
         [
-            [1, e["prefill_tokens"], e["decodes"], e["attention"], e["kv_tokens"], e.get("copied", 0)]  # 0: an old run
+            [
+                e.get("rounds", 1),  # as old runs
+                e["prefill_tokens"],
+                e["decodes"] * e.get("rounds", 1),
+                e["attention"],
+                e["kv_tokens"],
+                e.get("copied", 0),
+            ]
             for e in executed
         ],
         dtype=np.float64,

@@ -43,7 +43,9 @@ class LeanExecutor:
         if not (has == needs).all() or not (ends <= known).all():
             self._refuse(plan.step, slot, has, needs)
         new = (ends == known).astype(np.int32)
-        if int(n.sum()) > len(n) and not chunk.all():
+        if plan.rounds > 1:
+            new += np.minimum(plan.rounds - 1, at - known)
+        elif int(n.sum()) > len(n) and not chunk.all():
             new += np.where(chunk, 0, self._accepted(known, np.minimum(n - 1, at - known)))
         self._known[slot] = known + new
         self._kv_len[slot] = kv_len = np.where(new > 0, known + new - 1, ends)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import NamedTuple, Protocol, TypeAlias
 
+from msgspec.structs import replace
+
 from octavo.core.machine import Core
 from octavo.core.messages import (
     Body,
@@ -174,8 +176,8 @@ class Machine:
         """Steps run one after the other, in the order in which they were bound."""
         started = max(self.now_ns, self._executor_free_ns)
         work = step_work(plan, bind)
-        result = self._executor.execute(plan, bind)
         finished = started + _ns(self._cost.duration_s(work))
+        result = replace(self._executor.execute(plan, bind), started_ns=started, finished_ns=finished)
         self._executor_free_ns = finished + _ns(self._cost.between)
         executed = StepExecuted(
             step=plan.step,

@@ -112,7 +112,8 @@ class _Collector:
         for record in self._run.steps:
             plan = record.plan
             split = f"{plan.prefill_tokens} prefill and {plan.decode_tokens} decode tokens"
-            what = f"step {plan.step}: {plan.sequences} sequences, {split}"
+            rounds = f" in {plan.rounds} rounds" if plan.rounds > 1 else ""
+            what = f"step {plan.step}: {plan.sequences} sequences, {split}{rounds}"
             planned = record.planned
             lanes["scheduler"].append(
                 self._work(planned.ts_ns, planned.spent_ns, f"plan of {what}, {plan.waiting} wait")

@@ -111,12 +111,12 @@ class Driver:
     def release(self, sequence: Sequence) -> None:
         self._released.append(sequence)
 
-    def step(self, *work: tuple[Sequence, int]) -> StepResult:
-        """Compute so many tokens of each, or `DECODE`."""
+    def step(self, *work: tuple[Sequence, int], rounds: int = 1) -> StepResult:
+        """Compute so many tokens of each, or `DECODE`; of several rounds where all do."""
         deltas: list[tuple[int, int, int]] = []
         opened = [(s, list(s.table), s.kv_len) for s in self._opened]
         for sequence, n in work:
-            end = sequence.kv_len + n if n else len(sequence.ids)
+            end = sequence.kv_len + n if n else len(sequence.ids) + rounds - 1
             while len(sequence.table) * self.size < end:
                 deltas.append((sequence.slot, len(sequence.table), self.free.pop()))
                 sequence.table.append(deltas[-1][2])
@@ -136,10 +136,11 @@ class Driver:
             col([s.slot for s, _ in work]),
             col([s.open_id for s, _ in work]),
             col([Kind.CHUNK if n else Kind.DECODE for _, n in work]),
-            col([s.kv_len if n else len(s.ids) for s, n in work]),
-            col([n or 1 for _, n in work]),
+            col([s.kv_len if n else len(s.ids) + rounds - 1 for s, n in work]),
+            col([n or rounds for _, n in work]),
             self._steps - 1,
             [],
+            rounds=rounds,
         )
         bind = StepBind(
             0,

@@ -33,6 +33,8 @@ MUST_HAPPEN = (
     "a run failed whose residency was released",
     "a failure lost with the scheduler",
     "opened where a run had failed",
+    "plan of several rounds",
+    "a sequence ended before the last round",
     "flush of what is in use",
     "flush of what nobody uses",
     "crash of SCHEDULER",
@@ -70,6 +72,8 @@ def simpler(setup: Setup) -> Iterator[Setup]:
     yield from (candidate for candidate in plain if candidate != setup)
     if setup.failures:
         yield replace(setup, failures=False)
+    if setup.rounds:
+        yield replace(setup, rounds=False)
     if setup.host_blocks:
         yield replace(setup, host_blocks=0)
     if setup.drafts:

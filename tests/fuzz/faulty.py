@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 from msgspec.structs import replace
 
-from octavo.core.messages import Facts, Failed, StepBind, StepPlan, StepResult, TokenLogprob
+from octavo.core.messages import Facts, Failed, StepResult, TokenLogprob
 from octavo.executors.ghost import GhostExecutor
 from octavo.executors.residents import Resident, Run
 
@@ -28,11 +28,11 @@ class FaultyGhost(GhostExecutor):
         self._fails = fails
         self._failed: WeakSet[Resident] = WeakSet()
         self._now: list[Run] = []
-        """Of the step that is executed, the runs that fail."""
+        """Of the round that is executed, the runs that fail."""
 
-    def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
+    def _pass(self, step: int, started_ns: int, runs: list[Run]) -> StepResult:
         self._now = []
-        result = super().execute(plan, bind)
+        result = super()._pass(step, started_ns, runs)
         if not self._now:
             return result
         gone = [run.resident.open_id for run in self._now]

@@ -55,7 +55,7 @@ from octavo.core.policy.load import METHODS
 from octavo.core.scheduler.core import SchedulerCore
 from octavo.core.tokenizer.core import cache_namespace
 from octavo.core.trace.catalogue import KvFlushed, KvLeak, KvOverdraft, PolicyRejected
-from octavo.executors.ghost import GhostExecutor, next_token, prefix_hashes, prompt_logprob, start_of
+from octavo.executors.ghost import EOS, GhostExecutor, next_token, prefix_hashes, prompt_logprob, start_of
 from octavo.executors.residents import Run
 from octavo.policies.contract import NEVER, Floats, Ints, Leaves, Running, Selection, Step, Waiting
 from tests.fuzz.faulty import FaultyGhost
@@ -63,6 +63,8 @@ from tests.fuzz.faulty import FaultyGhost
 S, K, E, T = Role.SCHEDULER, Role.KV, Role.EXECUTOR, Role.TOKENIZER
 LINKS = [(T, S), (S, K), (K, E), (E, S), (K, S), (S, T)]
 EOS_ONE_IN = 24
+APART_NS = 8
+"""How far apart tokens may be told; a round takes 1, 3 or 5 ns, so that plans are of 8, 2 or 1."""
 TURNS = 20
 """Longest prompt of a conversation that goes on."""
 FAILS = 0.03
@@ -99,6 +101,10 @@ class Setup:
     """(group, name) of built-in policies beside the default ones."""
     apart: bool = False
     """Prompts are computed otherwise than generated tokens."""
+    rounds: bool = False
+    """Plans of decodes alone may be of several rounds."""
+    ends_known: bool = False
+    """The executor knows what ends an answer."""
 
     @staticmethod
     def draw(seed: int) -> Setup:
@@ -119,6 +125,8 @@ class Setup:
             host_blocks=r.choice([0, 0, 1, 6, 40]),
             apart=r.random() < 0.5,
             failures=r.random() < 0.3,
+            rounds=r.random() < 0.7,
+            ends_known=r.random() < 0.7,
         )
 
 
@@ -256,6 +264,9 @@ class World:
         self.scheduler = self._new_scheduler()
         self.kv = self._new_kv()
         self.luck = random.Random(setup.seed)
+        self.haste = random.Random(setup.seed + 1)
+        self.arriving = self.haste.choice([1, 8]) if setup.rounds else 8
+        """How soon requests come: rounds are for times in which none waits."""
         self.failed_prefixes: list[tuple[bytes, list[int]]] = []
         """Namespace and tokens, in whole blocks, of what nobody may find in the prefix tree on account of a run."""
         self.executor = self._new_executor()
@@ -274,6 +285,7 @@ class World:
             context=self.facts.context,
             chunk_budget=self.setup.budget,
             depth=self.setup.depth,
+            apart_ns=APART_NS if self.setup.rounds else 0,
         )
 
     def _new_kv(self) -> KvCore:
@@ -335,10 +347,13 @@ class World:
             assert isinstance(plan, StepPlan)
             assert isinstance(bind, StepBind)
             result = self.executor.execute(plan, bind)
-            if not self.setup.drafts:  # capacity is enough for what runs: nobody's turn is for nothing
+            if plan.rounds > 1:
+                self.check_rounds(plan, result)
+            elif not self.setup.drafts:  # capacity is enough for what runs: nobody's turn is for nothing
                 computed = len(result.slot) + len(result.failed)
                 assert computed == len(plan.slot) - len(bind.skipped), "a decode ran into its capacity"
-            self.send(E, S, result, dest_gen=plan.scheduler_gen)
+            took = plan.rounds * self.haste.choice([1, 1, 3, 5])
+            self.send(E, S, replace_fields(result, started_ns=0, finished_ns=took), dest_gen=plan.scheduler_gen)
         elif role is T:
             self.on_answer(messages[0])
         else:
@@ -361,6 +376,17 @@ class World:
                 assert not wrong, wrong
                 self.check_held()
                 self.check_uncached()
+
+    def check_rounds(self, plan: StepPlan, result: StepResult) -> None:
+        """Each has said a token a round, but for what ended or failed."""
+        self.seen["plan of several rounds"] += 1
+        failed = {one.open_id for one in result.failed}
+        ends = np.cumsum(result.n_new) - 1
+        for open_id, n, last in zip(result.open_id.tolist(), result.n_new.tolist(), ends.tolist(), strict=True):
+            ended = self.setup.ends_known and int(result.tokens[last]) == EOS
+            self.seen["a sequence ended before the last round"] += ended and n < plan.rounds
+            self.seen["a run failed after some rounds"] += open_id in failed
+            assert n == plan.rounds or ended or open_id in failed, "a decode ran into its capacity"
 
     def observe(self, role: Role, message: Body) -> None:
         """Count the rare things about to happen; reads the core's columns, changes nothing."""
@@ -413,6 +439,8 @@ class World:
         ids = head + [r.randint(1, 3) for _ in range(r.randint(1, 6))]
         asks_prompt = 0 if random.Random(self.submitted + setup.seed).random() < 0.25 else -1
         sampling = Sampling(temperature=r.choice([0.0, 1.0]), seed=r.randint(0, 3), prompt_logprobs=asks_prompt)
+        if setup.ends_known:
+            sampling = replace_fields(sampling, ends=(EOS,))
         max_tokens = r.choice([1, 2, 5, 12, 24])
         n = r.choice([1, 1, 1, 3]) if setup.forks else 1
         stop_at = r.randint(0, 6) if setup.stops and r.random() < 0.2 else None
@@ -420,7 +448,7 @@ class World:
             max_tokens = setup.blocks * setup.block_size + 1
         request_id = f"r{self.submitted}"
         self.submitted += 1
-        asked = Asked(request_id, ids, n, sampling, max_tokens, [257], stop_at)
+        asked = Asked(request_id, ids, n, sampling, max_tokens, [EOS], stop_at)
         other = random.Random(setup.seed * 1000 + self.submitted)
         asked.adapter = other.choice(ADAPTERS)
         self.go_on(asked, other)
@@ -621,7 +649,7 @@ class World:
         if self.dead and settled:
             moves.append((30, self.recover))
         if self.submitted < setup.requests and not self.dead:
-            moves.append((8, self.submit_new))
+            moves.append((self.arriving, self.submit_new))
         if not moves:
             return False
         live = any(not a.done for a in self.asked.values())

@@ -30,7 +30,8 @@ LONG = 300
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Daemon]:
-    with daemon("supervisor.max_restarts=100", "supervisor.client_timeout_s=3", gateway=True) as service:
+    sets = "supervisor.max_restarts=100", "supervisor.client_timeout_s=3", "scheduler.apart_ms=20"
+    with daemon(*sets, gateway=True) as service:
         service.wait_ready()
         yield service
 
@@ -117,7 +118,9 @@ from octavo.core.messages import Params, Text
 async def main():
     async with Client.connect(Path(sys.argv[1])) as client:
         await client.wait_ready(60)
-        async with await client.generate(Text("left behind"), Params(max_tokens=4000), request_id="orphan") as stream:
+        # Two that do not fit side by side: while one waits the other is decoded step by step, for long enough.
+        params = Params(max_tokens=4000, n=2)
+        async with await client.generate(Text("left behind"), params, request_id="orphan") as stream:
             async for piece in stream:
                 os.kill(os.getpid(), signal.SIGKILL)
 

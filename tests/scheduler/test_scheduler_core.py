@@ -98,24 +98,24 @@ class Scheduler:
         columns = [col([r[i] for r in rebases]) for i in range(3)]
         self.tell(StepAck(plan.step, self.blocks if free is None else free, 0, *columns))
 
-    def result(self, plan: StepPlan, token: int = 7) -> None:
-        """Every item that samples yields this token."""
+    def result(self, plan: StepPlan, token: int = 7, took_ns: int = 0) -> None:
+        """Every item that samples yields this token, in each round."""
         for o in plan.opens:
             self.lengths[o.open_id] = len(o.ids)
         samples = [
             kind == Kind.DECODE or start + n >= self.lengths.get(open_id, 0)
             for open_id, kind, start, n in zip(plan.open_id, plan.kind, plan.start_or_cap, plan.n, strict=True)
         ]
-        n_new = col(samples)
+        n_new = plan.rounds * col(samples)
         kv_len = col([8] * len(plan.slot))
         tokens = col([token] * int(n_new.sum()))
-        self.tell(StepResult(plan.step, plan.slot, plan.open_id, n_new, tokens, kv_len, started_ns=0, finished_ns=0))
+        self.tell(StepResult(plan.step, plan.slot, plan.open_id, n_new, tokens, kv_len, 0, took_ns))
 
-    def run(self, steps: int, token: int = 7) -> None:
+    def run(self, steps: int, token: int = 7, round_ns: int = 0) -> None:
         for _ in range(steps):
             plan = self.plans.pop(0)
             self.ack(plan)
-            self.result(plan, token)
+            self.result(plan, token, round_ns * plan.rounds)
 
     def last(self, kind: type[M]) -> M:
         return [a for a in self.answers if isinstance(a, kind)][-1]

@@ -92,6 +92,20 @@ def test_planning_ahead_hides_the_way_between_processes() -> None:
     assert at_once.tpot.mean > ahead.tpot.mean + 2e-3
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_rounds_take_the_way_between_processes_once(verify: bool) -> None:
+    cost = CostModel(step=1e-3, to_kv=1e-3, to_executor=1e-3, to_scheduler=1e-3)
+    asked = [single(8, 82)]  # a chunk, a decode, and ten times eight of them
+    single_steps, rounds = (
+        run(iter(asked), "scheduler.depth=1", f"scheduler.apart_ms={ms}", cost=cost, verify=verify) for ms in (0, 80)
+    )
+    assert single_steps.tpot is not None
+    assert rounds.tpot is not None
+    assert rounds.tpot.mean < 0.8 * single_steps.tpot.mean
+    assert single_steps.steps == 83  # the last one only releases
+    assert rounds.steps == 13
+
+
 def test_a_request_with_one_token_has_no_tpot() -> None:
     found = run(iter([single(8, 1)]))
     assert found.ttft is not None

@@ -621,7 +621,7 @@ def test_bad_words_and_the_ends_become_ids(w: World) -> None:
     enqueue = w.accept(params=Params(sampling=sampling, bad_words=("no",), stop_ids=(5,)))
     assert enqueue.sampling.banned == ((9,), tuple(b"no"), tuple(b" no"))
     assert enqueue.sampling.ends == (5, EOS)
-    assert w.accept(request_id="2").sampling.ends == ()
+    assert w.accept(request_id="2").sampling.ends == (EOS,)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""Steps in a row, told as one: the same tokens as told one by one, whatever is asked and whoever ends before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from octavo.core.messages import Sampling
+from tests.executors.driver import DECODE, Driver, Sequence
+from tests.native.test_serves import ASKED, PROMPT, native, path  # noqa: F401 - a fixture
+
+NEW = 11
+
+
+def begin(driver: Driver, asked: dict[str, Sampling]) -> dict[str, Sequence]:
+    """All have their first token."""
+    opened = {name: driver.open(PROMPT, sampling=sampling) for name, sampling in asked.items()}
+    driver.step(*((sequence, len(PROMPT)) for sequence in opened.values()))
+    return opened
+
+
+def told(sequences: dict[str, Sequence]) -> dict[str, tuple[list[int], object]]:
+    return {name: (one.output, one.logprobs) for name, one in sequences.items()}
+
+
+def test_rounds_say_what_single_steps_say(path: Path) -> None:  # noqa: F811
+    driver = Driver(native(path, "fast"))
+    asked = {name: msgspec.structs.replace(one, ends=()) for name, one in ASKED.items()}
+    one_by_one = begin(driver, asked)
+    for _ in range(NEW - 1):
+        driver.step(*((one, DECODE) for one in one_by_one.values()))
+    driver = Driver(native(path, "fast"), seed=1)
+    together = begin(driver, asked)
+    for rounds in (4, 1, 6 - 1):
+        result = driver.step(*((one, DECODE) for one in together.values()), rounds=rounds)
+        assert result.n_new.tolist() == [rounds] * len(asked)
+    assert all(len(one.output) == NEW for one in together.values())
+    assert told(together) == told(one_by_one)
+
+
+def test_who_ends_is_not_computed_on(path: Path) -> None:  # noqa: F811
+    driver = Driver(native(path, "fast"))
+    drawn = Sampling(temperature=0.9, seed=3)
+    answer = driver.finish(driver.open(PROMPT, sampling=drawn), NEW)
+    end = answer[4]
+    assert end not in answer[:4]
+    driver = Driver(native(path, "fast"))
+    both = begin(driver, {"ends": msgspec.structs.replace(drawn, ends=(end,)), "goes on": drawn})
+    ending, going = both.values()
+    result = driver.step((ending, DECODE), (going, DECODE), rounds=7)
+    assert result.n_new.tolist() == [4, 7]
+    assert (ending.output, going.output) == (answer[:5], answer[:8])
+    result = driver.step((ending, DECODE), (going, DECODE), rounds=3)  # planned before that was known
+    assert (result.open_id.tolist(), result.n_new.tolist()) == ([going.open_id], [3])
+    assert going.output == answer

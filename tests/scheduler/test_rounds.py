@@ -1,0 +1,106 @@
+"""Plans of several rounds: when there are any, of how many, and that nothing else is changed by them."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.config.schema import PolicyConfig
+from octavo.core.messages import Deltas, Kind
+from octavo.core.scheduler.rounds import MOST_ROUNDS, Rounds
+from tests.scheduler.test_scheduler_core import EOS, Scheduler
+
+APART = 1000
+
+
+def test_as_many_as_keep_tokens_coming_by_what_a_round_took() -> None:
+    rounds = Rounds(APART)
+    assert rounds.fit(1) == 1  # nothing was seen yet
+    rounds.took(1, 1, 200)
+    assert rounds.fit(1) == 5
+    assert rounds.fit(2) == 2  # twice as many may take twice as long, until they were seen
+    rounds.took(2, 2, 500)
+    assert rounds.fit(2) == 4
+    for _ in range(50):
+        rounds.took(2, 1, 3000)
+    assert rounds.fit(2) == 1
+    rounds.took(1, 1, 1)
+    assert rounds.fit(1) == MOST_ROUNDS
+    nothing = Rounds(0)
+    nothing.took(1, 1, 1)
+    assert nothing.fit(1) == 1
+
+
+def test_decodes_are_of_several_rounds_while_nobody_waits() -> None:
+    s = Scheduler(apart_ns=APART, depth=1, blocks=64)
+    s.ask("a", max_tokens=60)
+    s.run(2, round_ns=250)
+    (plan,) = s.plans
+    assert (plan.rounds, plan.n.tolist(), plan.start_or_cap.tolist()) == (4, [4], [8 + 2 + 3])
+    s.ask("b", max_tokens=60)
+    s.run(1, round_ns=250)
+    (plan,) = s.plans  # only what was under way is waited for
+    assert (plan.rounds, plan.kind.tolist()) == (1, [Kind.DECODE, Kind.CHUNK])
+    assert s.last(Deltas).tokens.tolist() == [7] * 4
+
+
+def test_a_step_ahead_goes_on_where_the_rounds_under_way_will_end() -> None:
+    s = Scheduler(apart_ns=APART, depth=2)
+    s.ask("a", max_tokens=60)
+    s.run(3, round_ns=250)
+    s.run(1, round_ns=250)
+    first, second = s.plans
+    assert (first.rounds, second.rounds) == (4, 4)
+    assert int(second.start_or_cap[0]) == int(first.start_or_cap[0]) + 4
+
+
+def test_they_end_where_the_first_has_all_its_tokens() -> None:
+    s = Scheduler(apart_ns=APART, depth=2)
+    s.ask("a", max_tokens=9)
+    s.ask("b", max_tokens=60)
+    s.run(4, round_ns=100)
+    while not s.named("RequestFinished"):
+        s.run(1, round_ns=100)
+    (finished,) = s.named("RequestFinished")
+    assert (finished.output_tokens, finished.finish, finished.dropped) == (9, "length", 0)
+    assert s.last(Deltas).n.tolist() == [s.last(Deltas).n[0]] * 2
+
+
+def test_what_comes_after_an_end_is_dropped() -> None:
+    s = Scheduler(apart_ns=APART, depth=1)
+    s.ask("a", max_tokens=60)
+    s.run(2, round_ns=250)
+    s.run(1, token=EOS)
+    (finished,) = s.named("RequestFinished")
+    assert (finished.finish, finished.output_tokens, finished.dropped) == ("stop", 3, 3)
+
+
+@pytest.mark.parametrize("blocks", [11, 12, 13, 14, 16])
+def test_nobody_is_preempted_on_their_account(blocks: int) -> None:
+    told = [_two_in(blocks, apart_ns) for apart_ns in (0, APART)]
+    single, several = (len(s.named("RequestPreempted")) for s in told)
+    assert several <= single
+    assert all([one.output_tokens for one in s.named("RequestFinished")] == [20, 20] for s in told)
+
+
+def _two_in(blocks: int, apart_ns: int) -> Scheduler:
+    """Two who need 12 blocks together come to their ends."""
+    s = Scheduler(apart_ns=apart_ns, depth=1, blocks=blocks)
+    s.ask("a", prompt=4, max_tokens=20)
+    s.ask("b", prompt=4, max_tokens=20)
+    most = 0
+    while s.plans:
+        plan = s.plans.pop(0)
+        most = max(most, plan.rounds)
+        s.ack(plan, free=blocks - int(s.core._slots.blocks[s.core._slots.active].sum()))
+        s.result(plan, took_ns=250 * plan.rounds)
+    assert most == (4 if apart_ns else 1)
+    return s
+
+
+def test_guesses_come_in_single_steps() -> None:
+    s = Scheduler(apart_ns=APART, depth=1, policies=PolicyConfig(speculation="fixed"))
+    s.ask("a", max_tokens=60)
+    s.run(3, round_ns=250)
+    (plan,) = s.plans
+    assert plan.rounds == 1
+    assert int(plan.n[0]) > 1
