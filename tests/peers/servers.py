@@ -99,6 +99,8 @@ def server(name: str, places: Places, port: int) -> Server:
         "vLLM bf16": (vllm, quiet | cpu),
         "OpenVINO int8": (openvino, quiet),
         "transformers bf16": (continuous, quiet),
+        "llama.cpp Q4_1, guesses": ([*llama, "--spec-type", "ngram-simple", "-m", str(models / "q4_1.gguf")], {}),
+        "OpenVINO int8, guesses": ([part if part != "openvino" else "lookup" for part in openvino], quiet),
     }
     commands["octavo, no guesses"] = ([*octavo, "--set", "policies.speculation=off", "default"], {})
     for budget in BUDGETS:
@@ -120,6 +122,8 @@ NAMES = (
     "vLLM bf16",
     "OpenVINO int8",
     "transformers bf16",
+    "llama.cpp Q4_1, guesses",
+    "OpenVINO int8, guesses",
     "octavo, no guesses",
     *(f"octavo, chunk_budget {budget}" for budget in BUDGETS),
 )

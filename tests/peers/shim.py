@@ -2,6 +2,7 @@
 """A peer that has no server of its own, behind `/v1/completions` as the load generator asks: ids in, events out.
 
     python shim.py openvino FOLDER PORT        (OpenVINO GenAI's continuous batching)
+    python shim.py lookup FOLDER PORT          (the same, with guesses from the prompt)
     python shim.py transformers FOLDER PORT    (transformers' continuous batching, bf16)
 
 Runs in the peer's environment, and imports nothing of Octavo. One thread drives the engine; each token is told to the
@@ -22,17 +23,19 @@ from starlette.routing import Route
 
 
 class OpenVino:
-    def __init__(self, folder):
+    def __init__(self, folder, lookup=False):
         import openvino_genai as genai
 
         self._genai = genai
+        self._lookup = lookup
         config = genai.SchedulerConfig()
         config.cache_size = 2
         config.max_num_seqs = 64
         config.max_num_batched_tokens = 256
         config.dynamic_split_fuse = True
         config.enable_prefix_caching = True
-        self._pipe = genai.ContinuousBatchingPipeline(folder, config, "CPU", {}, {})
+        properties = {"prompt_lookup": True} if lookup else {}
+        self._pipe = genai.ContinuousBatchingPipeline(folder, config, "CPU", properties, {})
         self._new = queue.Queue()
         self._live = {}
         threading.Thread(target=self._run, daemon=True).start()
@@ -52,6 +55,8 @@ class OpenVino:
                 config.max_new_tokens = tokens
                 config.ignore_eos = True
                 config.do_sample = False
+                if self._lookup:
+                    config.num_assistant_tokens, config.max_ngram_size = 5, 3  # as in its samples
                 number += 1
                 handle = self._pipe.add_request(number, ov.Tensor(np.asarray([ids], dtype=np.int64)), config)
                 self._live[number] = [handle, tokens, tell]
@@ -99,7 +104,8 @@ class Transformers:
 
 
 def main():
-    engine = {"openvino": OpenVino, "transformers": Transformers}[sys.argv[1]](sys.argv[2])
+    kinds = {"openvino": OpenVino, "lookup": lambda folder: OpenVino(folder, True), "transformers": Transformers}
+    engine = kinds[sys.argv[1]](sys.argv[2])
 
     async def completions(request):
         body = await request.json()
