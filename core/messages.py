@@ -766,6 +766,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     serves: tuple[str, ...] = ()
     """What the executor can do beyond every executor's duty: `prompt_logprobs`, `grammar`, `restrictions` (bias,
     bans and allowed ids), `adapters`, `rounds` (see `StepPlan`). What it does not serve is not asked of it."""
+    tell_every_ms: float = 0.0
+    """`scheduler.tell_every_ms` where the configuration leaves it to the executor."""
 
     @property
     def places(self) -> int:

@@ -161,7 +161,7 @@ class Observed:
     # Steps whose results came, in order; shape [steps].
     duration_ns: Times
     """From when the step could begin (its plan, or the result before it) to its result. Several rounds of decodes that
-    were planned together (`scheduler.apart_ms`) are one step here, and this is of a round."""
+    were planned together (`scheduler.tell_every_ms`) are one step here, and this is of a round."""
     prefill_tokens: Ints
     decodes: Ints
     """Sequences that decoded."""

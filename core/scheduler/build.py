@@ -17,6 +17,7 @@ def build(
 ) -> SchedulerCore:
     """An empty scheduler of this generation. `clock` times policies, in ns; `watch` looks on
     while they are asked."""
+    tell_every_ms = facts.tell_every_ms if config.scheduler.tell_every_ms is None else config.scheduler.tell_every_ms
     return SchedulerCore(
         host=PolicyHost(
             load_policies(config.policies, guesses=bool(facts.drafter)),
@@ -30,7 +31,7 @@ def build(
         block_size=facts.block_size,
         total_blocks=facts.total_blocks,
         swaps=facts.host_blocks > 0,
-        apart_ns=int(config.scheduler.apart_ms * 1e6) if "rounds" in facts.serves else 0,
+        tell_every_ns=int(tell_every_ms * 1e6) if "rounds" in facts.serves else 0,
         context=min(facts.context, config.model.context or facts.context),
         chunk_budget=config.scheduler.chunk_budget,
         depth=config.scheduler.depth,

@@ -40,8 +40,8 @@ from octavo.core.scheduler.waiting import Queue
 
 class SchedulerCore:
     """One replica's scheduler. `context` is the longest sequence the model takes, in tokens; the KV pool has
-    `total_blocks` of `block_size` tokens. `apart_ns` is how far apart tokens may be told where the executor computes
-    several rounds of a plan."""
+    `total_blocks` of `block_size` tokens. `tell_every_ns` is how far apart tokens may be told where the
+    executor computes several rounds of a plan."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SchedulerCore:
         chunk_budget: int,
         depth: int,
         swaps: bool = False,
-        apart_ns: int = 0,
+        tell_every_ns: int = 0,
         waiting_window: int = 256,
         max_waiting: int = 4096,
     ) -> None:
@@ -73,7 +73,7 @@ class SchedulerCore:
             chunk_budget=chunk_budget,
             depth=depth,
             swaps=swaps,
-            rounds=Rounds(apart_ns),
+            rounds=Rounds(tell_every_ns),
             generation=generation,
         )
         self._book = Book(queue, self._planner.room)

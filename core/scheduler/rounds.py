@@ -13,10 +13,10 @@ _LEARNT = 1 / 4
 
 
 class Rounds:
-    """`apart_ns` is about how far apart a sequence's tokens may be told; with 0 every plan is of one round."""
+    """`tell_every_ns` is about how far apart a sequence's tokens may be told; with 0 every plan is of one round."""
 
-    def __init__(self, apart_ns: int) -> None:
-        self._apart_ns = apart_ns
+    def __init__(self, tell_every_ns: int) -> None:
+        self._tell_every_ns = tell_every_ns
         self._round_ns = 0.0
         """What a round took lately; 0 while none was seen."""
         self._decodes = 0
@@ -24,10 +24,10 @@ class Rounds:
 
     def fit(self, decodes: int) -> int:
         """Rounds of so many sequences, at least 1. More of them than were seen are taken to need as much more time."""
-        if not self._apart_ns or not self._round_ns:
+        if not self._tell_every_ns or not self._round_ns:
             return 1
         expected = self._round_ns * max(1.0, decodes / self._decodes)
-        return min(max(1, round(self._apart_ns / expected)), MOST_ROUNDS)
+        return min(max(1, round(self._tell_every_ns / expected)), MOST_ROUNDS)
 
     def took(self, decodes: int, rounds: int, ns: int) -> None:
         """A plan of so many decodes, without guesses and chunks, has been computed."""

@@ -46,6 +46,8 @@ from octavo.executors.rounds import in_rounds
 from octavo.executors.sampling import Context
 from octavo.executors.threads import default_threads
 
+TELL_EVERY_MS = 20.0
+"""Other processes run on the cores that compute: what they take for each telling a step waits for."""
 _NOTHING = Outcome()
 
 
@@ -118,6 +120,7 @@ class NativeExecutor:
         facts = msgspec.structs.replace(
             facts,
             executor=how,
+            tell_every_ms=TELL_EVERY_MS,
             prompts_apart=model.own_prompts and config.executor.prompts == "apart",
             weights_bytes=weights_bytes(weights),
             workspace_bytes=workspace_bytes(weights, most),

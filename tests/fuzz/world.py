@@ -285,7 +285,7 @@ class World:
             context=self.facts.context,
             chunk_budget=self.setup.budget,
             depth=self.setup.depth,
-            apart_ns=APART_NS if self.setup.rounds else 0,
+            tell_every_ns=APART_NS if self.setup.rounds else 0,
         )
 
     def _new_kv(self) -> KvCore:

@@ -30,7 +30,7 @@ LONG = 300
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Daemon]:
-    sets = "supervisor.max_restarts=100", "supervisor.client_timeout_s=3", "scheduler.apart_ms=20"
+    sets = "supervisor.max_restarts=100", "supervisor.client_timeout_s=3", "scheduler.tell_every_ms=20"
     with daemon(*sets, gateway=True) as service:
         service.wait_ready()
         yield service

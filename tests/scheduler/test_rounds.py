@@ -31,7 +31,7 @@ def test_as_many_as_keep_tokens_coming_by_what_a_round_took() -> None:
 
 
 def test_decodes_are_of_several_rounds_while_nobody_waits() -> None:
-    s = Scheduler(apart_ns=APART, depth=1, blocks=64)
+    s = Scheduler(tell_every_ns=APART, depth=1, blocks=64)
     s.ask("a", max_tokens=60)
     s.run(2, round_ns=250)
     (plan,) = s.plans
@@ -44,7 +44,7 @@ def test_decodes_are_of_several_rounds_while_nobody_waits() -> None:
 
 
 def test_a_step_ahead_goes_on_where_the_rounds_under_way_will_end() -> None:
-    s = Scheduler(apart_ns=APART, depth=2)
+    s = Scheduler(tell_every_ns=APART, depth=2)
     s.ask("a", max_tokens=60)
     s.run(3, round_ns=250)
     s.run(1, round_ns=250)
@@ -54,7 +54,7 @@ def test_a_step_ahead_goes_on_where_the_rounds_under_way_will_end() -> None:
 
 
 def test_they_end_where_the_first_has_all_its_tokens() -> None:
-    s = Scheduler(apart_ns=APART, depth=2)
+    s = Scheduler(tell_every_ns=APART, depth=2)
     s.ask("a", max_tokens=9)
     s.ask("b", max_tokens=60)
     s.run(4, round_ns=100)
@@ -66,7 +66,7 @@ def test_they_end_where_the_first_has_all_its_tokens() -> None:
 
 
 def test_what_comes_after_an_end_is_dropped() -> None:
-    s = Scheduler(apart_ns=APART, depth=1)
+    s = Scheduler(tell_every_ns=APART, depth=1)
     s.ask("a", max_tokens=60)
     s.run(2, round_ns=250)
     s.run(1, token=EOS)
@@ -76,15 +76,15 @@ def test_what_comes_after_an_end_is_dropped() -> None:
 
 @pytest.mark.parametrize("blocks", [11, 12, 13, 14, 16])
 def test_nobody_is_preempted_on_their_account(blocks: int) -> None:
-    told = [_two_in(blocks, apart_ns) for apart_ns in (0, APART)]
+    told = [_two_in(blocks, tell_every_ns) for tell_every_ns in (0, APART)]
     single, several = (len(s.named("RequestPreempted")) for s in told)
     assert several <= single
     assert all([one.output_tokens for one in s.named("RequestFinished")] == [20, 20] for s in told)
 
 
-def _two_in(blocks: int, apart_ns: int) -> Scheduler:
+def _two_in(blocks: int, tell_every_ns: int) -> Scheduler:
     """Two who need 12 blocks together come to their ends."""
-    s = Scheduler(apart_ns=apart_ns, depth=1, blocks=blocks)
+    s = Scheduler(tell_every_ns=tell_every_ns, depth=1, blocks=blocks)
     s.ask("a", prompt=4, max_tokens=20)
     s.ask("b", prompt=4, max_tokens=20)
     most = 0
@@ -93,12 +93,12 @@ def _two_in(blocks: int, apart_ns: int) -> Scheduler:
         most = max(most, plan.rounds)
         s.ack(plan, free=blocks - int(s.core._slots.blocks[s.core._slots.active].sum()))
         s.result(plan, took_ns=250 * plan.rounds)
-    assert most == (4 if apart_ns else 1)
+    assert most == (4 if tell_every_ns else 1)
     return s
 
 
 def test_guesses_come_in_single_steps() -> None:
-    s = Scheduler(apart_ns=APART, depth=1, policies=PolicyConfig(speculation="fixed"))
+    s = Scheduler(tell_every_ns=APART, depth=1, policies=PolicyConfig(speculation="fixed"))
     s.ask("a", max_tokens=60)
     s.run(3, round_ns=250)
     (plan,) = s.plans

@@ -97,7 +97,8 @@ def test_rounds_take_the_way_between_processes_once(verify: bool) -> None:
     cost = CostModel(step=1e-3, to_kv=1e-3, to_executor=1e-3, to_scheduler=1e-3)
     asked = [single(8, 82)]  # a chunk, a decode, and ten times eight of them
     single_steps, rounds = (
-        run(iter(asked), "scheduler.depth=1", f"scheduler.apart_ms={ms}", cost=cost, verify=verify) for ms in (0, 80)
+        run(iter(asked), "scheduler.depth=1", f"scheduler.tell_every_ms={ms}", cost=cost, verify=verify)
+        for ms in (0, 80)
     )
     assert single_steps.tpot is not None
     assert rounds.tpot is not None
