@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.config.load import load
 from octavo.core.config.schema import PolicyConfig
-from octavo.core.messages import Deltas, Kind
+from octavo.core.messages import Deltas, Facts, Kind
+from octavo.core.scheduler.build import build
 from octavo.core.scheduler.rounds import MOST_ROUNDS, Rounds
 from tests.scheduler.test_scheduler_core import EOS, Scheduler
 
@@ -28,6 +30,26 @@ def test_as_many_as_keep_tokens_coming_by_what_a_round_took() -> None:
     nothing = Rounds(0)
     nothing.took(1, 1, 1)
     assert nothing.fit(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("sets", "serves", "expected"),
+    [
+        ([], ("rounds",), 20_000_000),
+        (["scheduler.tell_every_ms=0"], ("rounds",), 0),
+        (["scheduler.tell_every_ms=7.5"], ("rounds",), 7_500_000),
+        (["scheduler.tell_every_ms=7.5"], (), 0),
+    ],
+)
+def test_the_executor_says_how_far_apart_unless_the_configuration_does(
+    sets: list[str], serves: tuple[str, ...], expected: int
+) -> None:
+    facts = Facts(
+        model_id="m", context=200, vocab_size=256, block_size=4, total_blocks=64, block_bytes=1, cache_seed=b"",
+        serves=serves, tell_every_ms=20.0,
+    )  # fmt: skip
+    scheduler = build(load(sets=sets).config, facts, 1)
+    assert scheduler._planner.rounds._tell_every_ns == expected
 
 
 def test_decodes_are_of_several_rounds_while_nobody_waits() -> None:
