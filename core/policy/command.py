@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from octavo.core.config.load import load
-from octavo.core.config.schema import PolicyConfig
+from octavo.core.config.schema import AUTO, PolicyConfig
 from octavo.core.control import SetPolicy, SetShadow
 from octavo.core.plugins import PluginError, installed
 from octavo.core.policy import findings
@@ -84,6 +84,8 @@ def _chosen(setting: str, options: Sequence[str]) -> tuple[str, str, dict[str, A
     group, equals, name = setting.partition("=")
     if not equals or group not in METHODS:
         raise PluginError(f"{setting!r} must look like GROUP=NAME; the groups are {', '.join(METHODS)}")
+    if (group, name) == ("speculation", AUTO):
+        raise PluginError(f"{setting} is for the start, where `{AUTO}` is decided; now say which: adaptive, or off")
     sets = [f"policies.{group}={name}", *(f"policies.options.{group}.{option}" for option in options)]
     return group, name, load(sets=sets).config.policies.options.get(group, {})
 

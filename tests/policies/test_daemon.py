@@ -105,6 +105,9 @@ def test_a_policy_that_cannot_be_had_is_told_before_anything_changes(service: Da
     told = octavo("policy", "set", "luck=fair", "--run", str(service.run_dir))
     assert told.returncode == 1
     assert "the groups are batching, chunking" in told.stderr
+    told = octavo("policy", "set", "speculation=auto", "--run", str(service.run_dir))
+    assert told.returncode == 1
+    assert "now say which: adaptive, or off" in told.stderr
     assert swapped(service) == before
 
 
