@@ -55,8 +55,13 @@ def _best(config: Config) -> Chosen:
     refusals: dict[str, str] = {}
     for kind in ORDER if locate(config.model.path).kind == "folder" else ORDER[:-1]:  # the library reads folders
         try:
-            executor = _load(kind, config)
-        except (ModelError, OSError, PluginError) as error:
+            executor_class = resolve(GROUP, kind)
+        except PluginError as error:
+            refusals[kind] = str(error)
+            continue
+        try:
+            executor = executor_class.load(config)
+        except (ModelError, OSError) as error:  # not what is wrong with a part that others would have, too
             refusals[kind] = str(error)
             continue
         if not refusals:

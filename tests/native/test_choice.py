@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, CohereConfig
 
-from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig
+from octavo.core.config.schema import Config, ExecutorConfig, KvConfig, ModelConfig, SpeculationConfig
 from octavo.core.models.errors import ModelError
+from octavo.core.plugins import PluginError
 from octavo.executors.choice import load_executor
 from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.ghost import GhostExecutor
@@ -78,6 +80,13 @@ def test_what_nobody_serves_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^there is no model"):
         load_executor(config(tmp_path / "nothing"), tmp_path, first=True)
     assert not (tmp_path / "executor").exists()
+
+
+def test_options_that_its_drafter_does_not_take_are_told_rather_than_served_by_a_slower_one(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    leftover = msgspec.structs.replace(config(tmp_path), speculation=SpeculationConfig(options={"model": "small"}))
+    with pytest.raises(PluginError, match=r"speculation\.options of the drafter 'ngram': .*model"):
+        load_executor(leftover, tmp_path, first=True)
 
 
 def test_the_ghost_needs_no_choice(tmp_path: Path) -> None:
