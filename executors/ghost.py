@@ -30,6 +30,7 @@ from octavo.core.messages import (
 )
 from octavo.core.models.errors import ModelError
 from octavo.executors.adapters import Adapters, Content
+from octavo.executors.drafting.drafting import settled
 from octavo.executors.residents import Resident, Residents, Run, of_prompt
 from octavo.executors.rounds import in_rounds
 
@@ -112,6 +113,7 @@ class GhostExecutor:
             host_blocks=config.kv.host_tokens // block_size,
             block_bytes=block_size * 8,
             cache_seed=b"ghost",
+            drafter=settled(config).speculation.drafter or "",
             serves=("prompt_logprobs", "restrictions", "adapters", "rounds"),
         )
         return cls(facts, eos_one_in=0)

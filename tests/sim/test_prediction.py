@@ -20,7 +20,10 @@ VOCAB = 40_000
 GROSS = 3.0
 """A machine that others use too is not to be predicted better than by this factor with certainty; what it is, is
 printed. On a quiet one it should be 1.1."""
-SETS = ("executor.threads=1", "kv.tokens=4096", "kv.block_size=16", "scheduler.chunk_budget=128")
+SETS = (
+    "executor.threads=1", "kv.tokens=4096", "kv.block_size=16", "scheduler.chunk_budget=128",
+    "policies.speculation=off",
+)  # fmt: skip
 
 
 def sessions(seed: int) -> list[Session]:

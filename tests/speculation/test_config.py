@@ -7,6 +7,7 @@ import pytest
 from octavo.core.config.load import ConfigError, leaves, load
 from octavo.core.policy import load_policies
 from octavo.executors.drafting.drafting import settled
+from octavo.executors.ghost import GhostExecutor
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,16 @@ def test_elsewhere_nobody_guesses_and_what_was_meant_for_guesses_is_in_nobodys_w
     assert dict(leaves(config))["speculation.options.longest"] == 3
     with pytest.raises(ConfigError, match=r"policies\.options\.speculation\.tokens"):
         load(sets=["policies.options.speculation.tokens=3"])  # of `fixed`
+
+
+@pytest.mark.parametrize(
+    ("sets", "policy"),
+    [([], "off"), (["speculation.drafter=ngram"], "adaptive"), (["policies.speculation=off"], "off")],
+)
+def test_the_ghost_guesses_where_a_drafter_is_named(sets: list[str], policy: str) -> None:
+    config = load(sets=["model.path=ghost", *sets]).config
+    guesses = bool(GhostExecutor.load(config).facts.drafter)
+    assert load_policies(config.policies, guesses=guesses).names["speculation"] == policy
 
 
 def test_a_drafter_that_is_not_installed_is_refused() -> None:
