@@ -674,7 +674,7 @@ class StepResult(Message):
     tokens. `logprobs`, when any row asked for them, has an entry per token. `prompts` has an entry per chunk of a
     sequence that asked for its prompt's. `drafted`, empty when nobody drafted, are the guesses verified for each row:
     all but the last of its new tokens were guessed right. `depth` are the places that they were for, fewer in trees;
-    empty where all are chains."""
+    empty where all are chains. `rounds` were computed: fewer than planned if all had ended before."""
 
     step: int
     slot: Col
@@ -689,6 +689,7 @@ class StepResult(Message):
     prompts: list[ChunkLogprobs] = []
     drafted: Col = EMPTY
     depth: Col = EMPTY
+    rounds: int = 1
 
 
 # ── what the shell tells a core about the world ──────────────────────────────────────────────────

@@ -128,10 +128,10 @@ class ExecutorActor(Shell):
 
     def _report(self, plan: StepPlan, bind: StepBind, result: StepResult) -> None:
         self.station.send(Role.SCHEDULER, encode(result), dest_gen=plan.scheduler_gen)
-        self._steps += plan.rounds
+        self._steps += result.rounds
         self._tokens += len(result.tokens)
-        work = step_work(plan, bind)
-        self._count(work.prefill_tokens + work.decodes, plan.rounds)
+        work = step_work(plan, bind)._replace(rounds=result.rounds)
+        self._count(work.prefill_tokens + work.decodes, result.rounds)
         before, self._saturated = self._saturated, self._executor.stats.get("kv_saturated", 0)
         self.events.emit(
             StepExecuted(

@@ -64,6 +64,7 @@ def _together(results: Sequence[StepResult]) -> StepResult:
         tokens=col([token for row in tokens for token in row]),
         kv_len=kv_len,
         finished_ns=last.finished_ns,
+        rounds=len(results),
         failed=[failed for result in results for failed in result.failed],
         logprobs=[entry for row in logprobs for entry in row] if asked else None,
     )

@@ -69,7 +69,7 @@ class Observations:
         if made is not None:
             plan = made.plan
             took_ns = now_ns - max(plan.now_ns, began_ns)
-            self._steps.append(made._replace(result=result, duration_ns=took_ns // plan.rounds))
+            self._steps.append(made._replace(result=result, duration_ns=took_ns // result.rounds))
             self._due |= plan.rounds == 1 and int(plan.n.sum()) > len(plan.n)
 
     def finished(self, *, tenant: int, prompt: int, output: int, preemptions: int, ttft_ns: int, total_ns: int) -> None:

@@ -42,7 +42,6 @@ class Outstanding:
     """Most tokens it may yield."""
     chunked: list[Sequence]
     """Those that had a chunk of their prompt computed."""
-    rounds: int
 
 
 @dataclass(slots=True)

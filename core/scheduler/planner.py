@@ -363,7 +363,6 @@ class Planner:
             yields=yields,
             most=most,
             chunked=[s for slot, _, _ in draft.chunks if (s := slots.sequences[slot]) is not None],
-            rounds=draft.rounds,
         )
         self.ledger.debit(draft.step, draft.debit, int(release_blocks.sum()) if releases else 0)
         planned = StepPlanned(

@@ -109,7 +109,7 @@ class Steps:
             return  # of a step that a recovery has given up
         self._planner.taken = result.step
         if not outstanding.chunked and not len(result.drafted) and len(result.slot):
-            self._planner.rounds.took(len(result.slot), outstanding.rounds, result.finished_ns - result.started_ns)
+            self._planner.rounds.took(len(result.slot), result.rounds, result.finished_ns - result.started_ns)
         self._computed += outstanding.chunked
         slots, rows = self._slots, Rows()
         current = slots.open_id[outstanding.slot] == outstanding.open_id

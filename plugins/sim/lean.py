@@ -50,7 +50,7 @@ class LeanExecutor:
         self._known[slot] = known + new
         self._kv_len[slot] = kv_len = np.where(new > 0, known + new - 1, ends)
         tokens = np.full(int(new.sum()), TOKEN, dtype=np.int32)
-        return StepResult(plan.step, slot, self._open_id[slot], new, tokens, kv_len, 0, 0)
+        return StepResult(plan.step, slot, self._open_id[slot], new, tokens, kv_len, 0, 0, rounds=plan.rounds)
 
     def _open(self, plan: StepPlan, bind: StepBind) -> None:
         self._open_id[plan.release_slot[self._open_id[plan.release_slot] == plan.release_open_id]] = -1

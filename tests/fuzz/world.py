@@ -352,7 +352,7 @@ class World:
             elif not self.setup.drafts:  # capacity is enough for what runs: nobody's turn is for nothing
                 computed = len(result.slot) + len(result.failed)
                 assert computed == len(plan.slot) - len(bind.skipped), "a decode ran into its capacity"
-            took = plan.rounds * self.haste.choice([1, 1, 3, 5])
+            took = result.rounds * self.haste.choice([1, 1, 3, 5])
             self.send(E, S, replace_fields(result, started_ns=0, finished_ns=took), dest_gen=plan.scheduler_gen)
         elif role is T:
             self.on_answer(messages[0])

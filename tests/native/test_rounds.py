@@ -49,8 +49,14 @@ def test_who_ends_is_not_computed_on(path: Path) -> None:  # noqa: F811
     both = begin(driver, {"ends": msgspec.structs.replace(drawn, ends=(end,)), "goes on": drawn})
     ending, going = both.values()
     result = driver.step((ending, DECODE), (going, DECODE), rounds=7)
-    assert result.n_new.tolist() == [4, 7]
+    assert (result.n_new.tolist(), result.rounds) == ([4, 7], 7)
     assert (ending.output, going.output) == (answer[:5], answer[:8])
     result = driver.step((ending, DECODE), (going, DECODE), rounds=3)  # planned before that was known
     assert (result.open_id.tolist(), result.n_new.tolist()) == ([going.open_id], [3])
     assert going.output == answer
+    driver = Driver(native(path, "fast"))
+    (alone,) = begin(driver, {"ends": msgspec.structs.replace(drawn, ends=(end,))}).values()
+    result = driver.step((alone, DECODE), rounds=7)
+    assert (result.n_new.tolist(), result.rounds) == ([4], 4)
+    result = driver.step((alone, DECODE), rounds=3)
+    assert (result.n_new.tolist(), result.tokens.tolist()) == ([], [])

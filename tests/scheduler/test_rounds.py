@@ -6,7 +6,7 @@ import pytest
 
 from octavo.core.config.load import load
 from octavo.core.config.schema import PolicyConfig
-from octavo.core.messages import Deltas, Facts, Kind
+from octavo.core.messages import Deltas, Facts, Kind, StepResult, col
 from octavo.core.scheduler.build import build
 from octavo.core.scheduler.rounds import MOST_ROUNDS, Rounds
 from tests.scheduler.test_scheduler_core import EOS, Scheduler
@@ -94,6 +94,19 @@ def test_what_comes_after_an_end_is_dropped() -> None:
     s.run(1, token=EOS)
     (finished,) = s.named("RequestFinished")
     assert (finished.finish, finished.output_tokens, finished.dropped) == ("stop", 3, 3)
+
+
+def test_rounds_that_were_not_computed_took_no_time() -> None:
+    s = Scheduler(tell_every_ns=APART, depth=1)
+    s.ask("a", max_tokens=60)
+    s.run(2, round_ns=250)
+    plan = s.plans.pop(0)
+    assert plan.rounds == 4
+    s.tell(StepResult(plan.step, plan.slot, plan.open_id, col([1]), col([EOS]), col([8]), 0, 250, rounds=1))
+    s.ask("b", max_tokens=60)
+    while s.plans[0].kind.tolist() != [Kind.DECODE]:
+        s.run(1)
+    assert s.plans[0].rounds == 4
 
 
 @pytest.mark.parametrize("blocks", [11, 12, 13, 14, 16])

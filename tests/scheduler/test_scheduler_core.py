@@ -109,7 +109,8 @@ class Scheduler:
         n_new = plan.rounds * col(samples)
         kv_len = col([8] * len(plan.slot))
         tokens = col([token] * int(n_new.sum()))
-        self.tell(StepResult(plan.step, plan.slot, plan.open_id, n_new, tokens, kv_len, 0, took_ns))
+        told = plan.step, plan.slot, plan.open_id, n_new, tokens, kv_len, 0, took_ns
+        self.tell(StepResult(*told, rounds=plan.rounds))
 
     def run(self, steps: int, token: int = 7, round_ns: int = 0) -> None:
         for _ in range(steps):
