@@ -250,8 +250,9 @@ def _describe(kind: inspect.Type) -> str:
             return "true or false"
         case inspect.IntType(ge=low, le=high):
             return f"an integer{_range(low, high)}"
-        case inspect.FloatType(gt=above):
-            return "a finite number" if above is None else f"a finite number above {above:g}"
+        case inspect.FloatType(gt=above, ge=least):
+            bound = f" above {above:g}" if above is not None else "" if least is None else f" of at least {least:g}"
+            return f"a finite number{bound}"
         case inspect.StrType():
             return "text"
         case inspect.LiteralType(values=values):

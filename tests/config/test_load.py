@@ -67,8 +67,13 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         'modle = 3\n[kv]\nblock_siz = 8\ntokens = 0\n[trace]\nlevel = "loud"\n[scheduler]\ndepth = 5\n'
         '[policies]\nbatching = "fcsf"\n[supervisor]\nheartbeat_timeout_s = nan\n',
     )
-    told = problems(file, {"OCTAVO_SERVER__PORT": "http"}, ("kv.prefix_cache=1", "kv=3", "model.path.x=1", "nonsense"))
+    told = problems(
+        file,
+        {"OCTAVO_SERVER__PORT": "http"},
+        ("kv.prefix_cache=1", "kv=3", "model.path.x=1", "scheduler.tell_every_ms=-1", "nonsense"),
+    )
     assert told == {
+        "scheduler.tell_every_ms": "scheduler.tell_every_ms (--set): must be a finite number of at least 0, not '-1'",
         "modle": f"modle (file {file}): no such key; did you mean model?",
         "kv.block_siz": f"kv.block_siz (file {file}): no such key; did you mean kv.block_size?",
         "kv.tokens": f"kv.tokens (file {file}): must be an integer of at least 1, not 0",

@@ -22,7 +22,7 @@ GROSS = 3.0
 printed. On a quiet one it should be 1.1."""
 SETS = (
     "executor.threads=1", "kv.tokens=4096", "kv.block_size=16", "scheduler.chunk_budget=128",
-    "policies.speculation=off",
+    "scheduler.tell_every_ms=20", "policies.speculation=off",
 )  # fmt: skip
 
 

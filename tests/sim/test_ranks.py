@@ -33,7 +33,7 @@ from tests.sim.drive import Row, drive
 ROUNDS, REQUESTS, VOCAB = 4, 16, 40_000
 SETS = (
     "kv.tokens=8192", "kv.block_size=16", "kv.prefix_cache=false", "scheduler.max_sequences=4",
-    "scheduler.chunk_budget=128", "policies.speculation=off",
+    "scheduler.chunk_budget=128", "scheduler.tell_every_ms=20", "policies.speculation=off",
 )  # fmt: skip
 POLICIES = {
     "fcfs, decode-first": ("fcfs", "decode-first"),
