@@ -4,7 +4,7 @@
 
 What a `Spec` says beyond Llama changes a step of that or adds one. One launch after another on torch's current stream,
 with nothing that depends on the values of a step but what lies in its tensors: so a pass over buffers that stay can be
-recorded as a graph. Numbers are in `dtype`, sums in fp32.
+recorded as a graph, if it is `recordable`. Numbers are in `dtype`, sums in fp32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.executors.cuda.attention import HeadAttention
-from octavo.executors.cuda.experts import Mixture
+from octavo.executors.cuda.experts import Mixture, reads_back
 from octavo.executors.cuda.latent import LatentAttention, PerHead
 from octavo.executors.cuda.linear import Linear
 from octavo.executors.cuda.lora import Adaptable, Adapting
@@ -118,6 +118,11 @@ class Decoder:
         """Whether attention can be over trees: where windows begin it takes cells for positions, and over latents it
         knows none."""
         return self.windows == [0] and self.spec.latent is None
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a pass is nothing but launches."""
+        return self.exact or self.spec.experts is None or not reads_back(self.kernels.device, self.dtype)
 
     @property
     def mixed(self) -> int:

@@ -1,9 +1,9 @@
 """A mixture of experts on a device: a router, and the MLPs of the best experts of each token.
 
 Tokens are put in the order of their experts, so that each layer is two grouped products, whatever goes where: nothing
-is read back to the host, and a step can be recorded. How many tokens an expert gets then decides how sums are cut. The
-exact form lets all experts compute all tokens and takes what counts: a token's numbers are its own, at the price of the
-others' work.
+is read back to the host, and a step can be recorded, where torch has a kernel for them (see `reads_back`). How many
+tokens an expert gets then decides how sums are cut. The exact form lets all experts compute all tokens and takes what
+counts: a token's numbers are its own, at the price of the others' work.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ from octavo.executors.loading.spec import Experts
 
 Gated = Callable[[Tensor], Tensor]
 """[rows, gate | up] to [rows, inner]."""
+
+
+def reads_back(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's grouped product has no kernel there: then it brings to the host where groups end, for which it
+    waits, and multiplies one by one."""
+    if device.type != "cuda":
+        return False
+    return dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] not in (9, 10)
 
 
 class Mixture:

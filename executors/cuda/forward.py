@@ -20,7 +20,8 @@ from octavo.kernels.cuda.launch import Step
 
 
 class Forward:
-    """`decoder` has its pool; without a `recorder` every step is launched. Steps of more than `sequences` are, too."""
+    """`decoder` has its pool; without a `recorder`, or if it cannot be recorded, every step is launched. Steps of more
+    than `sequences` are, too."""
 
     def __init__(self, decoder: Decoder, recorder: Recorder | None = None, sequences: int = LARGEST) -> None:
         self.decoder, self.sequences = decoder, sequences
@@ -30,7 +31,9 @@ class Forward:
         self.taps: Sequence[int] = ()
         """Layers whose inputs a pass over all of them tells; one may be there twice. Set by whoever wants to know."""
         self._together: Together | None = None
-        self._graphs = None if recorder is None else Graphs(decoder, recorder, self._fill, sequences)
+        self._graphs: Graphs | None = None
+        if recorder is not None and decoder.recordable:
+            self._graphs = Graphs(decoder, recorder, self._fill, sequences)
 
     def record(self) -> None:
         """Over the decoder's pool as it is now: the largest graph, in whose memory all others have room. They are

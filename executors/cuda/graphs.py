@@ -9,7 +9,8 @@ below 0.
 Nothing of this may take memory that nobody counted. So all graphs of a model have their inputs, their parts of
 attention and what comes of them in the same rooms, which are there before the KV pool is sized; and what a pass takes
 beside is a recorder's to keep: the largest kind is recorded before as well, and again over the pool, and smaller ones
-fit in what it took.
+fit in what it took. A graph itself lies on the device, too, and there may be hundreds of kinds: so many are kept, and
+the one that was not used for longest goes.
 
 Knows no CUDA: what records and replays is a `Recorder`.
 """
@@ -36,6 +37,8 @@ Replay: TypeAlias = Callable[[], None]
 LARGEST, WORKS, COMMON, CELLS = 256, 2048, 512, 1 << 21
 """Sequences of the largest graph, works that its attention may need at least, those on what sequences share, and cells
 of its block tables; above, launches are a small part of a step."""
+KEPT = 64
+"""Graphs of a model: of some megabytes each, which come out of what `memory` leaves unused."""
 
 
 class Recorder(Protocol):
@@ -238,6 +241,7 @@ class Graphs:
     def __init__(self, decoder: Decoder, recorder: Recorder, fill: int, sequences: int) -> None:
         self._decoder, self._recorder, self._fill = decoder, recorder, fill
         self._recorded: dict[Kind, tuple[_Graph, Replay]] = {}
+        """In the order of their last use."""
         self._firsts, self._alike = np.zeros(0, np.int32), False
         """First blocks of the last step's sequences, mostly those of the next, and whether any are the same."""
         self._sequences = min(LARGEST, _power_of_two(sequences, 1))
@@ -304,15 +308,18 @@ class Graphs:
 
     def run(self, kind: Kind, batch: Batch, shared: Plan | None = None) -> Pass:
         """Of the batch's tokens."""
-        if (found := self._recorded.get(kind)) is None:
+        if (found := self._recorded.pop(kind, None)) is None:
             graph = _Graph(self._decoder, kind, self._fill, self._rooms)
             graph.fill(batch, shared)
             graph.work()  # loads kernels, and is this step: what is recorded begins with the next of its kind
-            self._recorded[kind] = graph, self._recorder(graph.work)
+            if len(self._recorded) >= KEPT:
+                del self._recorded[next(iter(self._recorded))]
+            found = graph, self._recorder(graph.work)
         else:
             graph, replay = found
             graph.fill(batch, shared)
             replay()
+        self._recorded[kind] = found  # the last
         n = len(batch.ids)
         return Pass(*self._rooms.said.first(n), graph.inner[:n] if kind.taps else None)
 

@@ -18,6 +18,8 @@ from octavo.kernels.cuda.launch import Kernels
 
 STAGED = 16 * 2**20
 """Bytes of each of two staging buffers, if a block takes no more."""
+PINNED = 2**30
+"""Bytes of host memory that are pinned at once, at most: torch rounds them up to a power of two."""
 Pair: TypeAlias = tuple[int, int]
 """Source and target: blocks of the pool, or places in host memory, whose numbers follow those."""
 
@@ -102,7 +104,11 @@ class HostPool:
         self._pools = pools
         self._blocks, block_bytes = pools[0].shape
         pinned = kernels.device.type == "cuda"
-        self._host = torch.zeros(places, len(pools), block_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._piece = max(1, PINNED // (len(pools) * block_bytes))
+        self._host = [
+            torch.zeros(min(self._piece, places - at), len(pools), block_bytes, dtype=torch.uint8, pin_memory=pinned)
+            for at in range(0, places, self._piece)
+        ]
         self._aside = aside or (SideStream(kernels.device) if pinned and places else InOrder())
         self._most = max(1, STAGED // (len(pools) * block_bytes))
         each = min(self._most, 2 * places)
@@ -115,6 +121,9 @@ class HostPool:
             return
         for some in rounds(pairs, self._most):
             self._round(some)
+
+    def _place(self, i: int) -> Tensor:
+        return self._host[i // self._piece][i % self._piece]
 
     def _round(self, pairs: list[Pair]) -> None:
         kernels, aside, blocks = self._kernels, self._aside, self._blocks
@@ -129,14 +138,14 @@ class HostPool:
         if back:
             aside.hold_transfers(staging.read)
             for at, (place, _) in zip(coming, back, strict=True):
-                aside.transfer(at, self._host[place])
+                aside.transfer(at, self._place(place))
         arrived = aside.of_transfers()
         if out:
             aside.hold_steps(staging.left)
             kernels.gather_blocks(self._pools, [block for block, _ in out], leaving)
             aside.hold_transfers(aside.of_steps())
             for at, (_, place) in zip(leaving, out, strict=True):
-                aside.transfer(self._host[place], at)
+                aside.transfer(self._place(place), at)
             staging.left = aside.of_transfers()
         kernels.copy_blocks(self._pools, inner)
         if back:

@@ -60,7 +60,7 @@ def no_decoder() -> Any:
     spec = SimpleNamespace(layers=1, kv_heads=8, hidden=64, vocab_size=VOCABULARY, latent=None, context=8192)
     return SimpleNamespace(
         kernels=NoKernels(), spec=spec, dtype=torch.bfloat16, block_size=BLOCK, group=4, windows=[0], rows=(16, 64),
-        exact=False, adapting=Adapting(), mixed=128, pools=[torch.zeros(1, 16, dtype=torch.uint8)],
+        exact=False, recordable=True, adapting=Adapting(), mixed=128, pools=[torch.zeros(1, 16, dtype=torch.uint8)],
         saturated=torch.zeros(1, dtype=torch.int32),
         said=torch.zeros(SAID, dtype=torch.int64), hidden=lambda ids, *_, **__: torch.zeros(len(ids), 64),
         logits=lambda x: torch.zeros(len(x), VOCABULARY),

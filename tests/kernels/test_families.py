@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,20 @@ import pytest
 import torch
 
 from octavo.core.models.errors import ModelError
+from octavo.executors.cuda import decoder as decoder_
 from octavo.executors.cuda.batch import build
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
+from octavo.executors.cuda.experts import reads_back
 from octavo.executors.cuda.forward import Forward
+from octavo.executors.cuda.graphs import Replay
 from octavo.executors.loading.files import in_fp32
 from octavo.executors.loading.from_folder import from_folder
 from octavo.executors.residents import Span
 from tests.executors.tiny import VOCAB
 from tests.kernels.conftest import Maker
-from tests.kernels.test_executor import Bytes, Kv, config
+from tests.kernels.test_executor import Bytes, Kv, Mode, config
 from tests.native.families import FAMILIES, save_family
 from tests.speculation.replica import Replica, asked
 
@@ -70,6 +74,33 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_ke
         error = apart(torch.cat(logits))
         print(f"{name}{', exact' if exact else ''}: off by {error:.1e}, transformers in fp16 by {theirs:.1e}")
         assert error < ROUNDING * theirs
+
+
+def test_experts_are_launched_where_their_products_wait_for_the_host(
+    tmp_path: Path, resident_kernels: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's do but in bf16 on GPUs of two generations: a recording of them would fail, and with it the start."""
+    cuda, found = torch.device("cuda", 0), {}
+    for major in (8, 9, 10, 12):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, major=major: (major, 0))
+        found[major] = (reads_back(cuda, torch.bfloat16), reads_back(cuda, torch.float16))
+    assert found == {8: (True, True), 9: (False, True), 10: (False, True), 12: (True, True)}
+    save_family("qwen3_moe", tmp_path, **SIZES)
+    recorded: list[bool] = []
+
+    def recorder(work: Callable[[], None]) -> Replay:
+        recorded.append(True)
+        return work
+
+    cases: list[tuple[bool, Mode, bool]] = [(True, "fast", False), (True, "exact", True), (False, "fast", True)]
+    for waits, mode, recording in cases:
+        monkeypatch.setattr(decoder_, "reads_back", lambda *_, waits=waits: waits)
+        recorded.clear()
+        settings = config(tmp_path, mode=mode)
+        made = CudaExecutor.on(resident_kernels(0), settings, torch.float16, Bytes(), recorder)
+        with torch.inference_mode():
+            assert made.forward.run(build(spans(4, 5, [0]), 16)).finite.all()
+        assert bool(recorded) is recording, (waits, mode)
 
 
 @pytest.mark.parametrize(
