@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from msgspec.structs import fields as fields_of
 
 from octavo.core.messages import EMPTY, Facts, Kind, Open, Sampling, StepBind, StepPlan, col
 from octavo.executors.cuda.decoder import SAID
@@ -76,8 +77,8 @@ def sampling(i: int, crowd: str) -> Sampling:
 
 
 def message(kind: type[M], /, **fields: Any) -> M:
-    """With empty columns for what is not given."""
-    return kind(**{name: fields.get(name, EMPTY) for name in kind.__struct_fields__ if name != "needs_ack"})
+    """With empty columns for what is not given and has to be."""
+    return kind(**{field.name: EMPTY for field in fields_of(kind) if field.required} | fields)
 
 
 def measured(sequences: int, context: int, crowd: str) -> list[float]:
