@@ -2,10 +2,12 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -48,8 +50,8 @@ public:
     bool populate(size_t from, size_t to) const {
 #if defined(__linux__)
         constexpr int POPULATE_WRITE = 23;
-        constexpr uintptr_t PAGE = 4096;
-        const uintptr_t first = (uintptr_t(data_) + from) / PAGE * PAGE;
+        constexpr uintptr_t PAGE = 64 << 10;  // the largest that there is: an Arm's
+        const uintptr_t first = std::max(uintptr_t(data_), (uintptr_t(data_) + from) / PAGE * PAGE);
         return madvise(reinterpret_cast<void*>(first), uintptr_t(data_) + to - first, POPULATE_WRITE) == 0;
 #else
         return false;
@@ -80,9 +82,12 @@ public:
     Ahead(const Region& pool, size_t layer_bytes, int layers) : pool_(pool), layer_bytes_(layer_bytes) {
         for (int layer = 0; layer < layers; layer++) taken_.push_back(size_t(layer) * layer_bytes);
     }
-    // Each layer's first bytes are there.
+    // Each layer's first bytes are there. Waits for who takes pages: of a step before.
     void has(size_t bytes) {
-        for (size_t layer = 0; layer < taken_.size(); layer++) taken_[layer] = layer * layer_bytes_ + bytes;
+        while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+        for (size_t layer = 0; layer < taken_.size(); layer++)
+            taken_[layer] = std::max(taken_[layer], layer * layer_bytes_ + bytes);
+        busy_.clear(std::memory_order_release);
     }
     // A step wrote so many bytes, in no layer beyond its first `end`. Its successors are expected to go on like that: twice
     // the pages that they can fill are taken after each.

@@ -57,7 +57,7 @@ void Team::note(uint32_t phase) {
     opened_ = now;
 }
 
-void Team::work(int thread, uint32_t epoch) {
+void Team::work(int thread, uint32_t epoch) noexcept {
     int spins = 0;
     for (;;) {
         uint64_t word = word_.load(std::memory_order_acquire);

@@ -54,7 +54,8 @@ public:
     void run(Job& job, const std::vector<uint32_t>& chunks, double* seconds = nullptr);
 
 private:
-    void work(int thread, uint32_t epoch);
+    // What a chunk throws ends the process: nobody could say that the chunk is done, and the next job would count it.
+    void work(int thread, uint32_t epoch) noexcept;
     void serve(int thread);
     void open(uint32_t epoch, uint32_t phase);
     void note(uint32_t phase);

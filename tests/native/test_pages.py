@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from signal import SIGABRT
 
 import pytest
 
@@ -65,6 +66,39 @@ def test_pages_of_the_pool_are_there_before_a_step_writes_to_them(tmp_path: Path
     if said.startswith("no populate"):
         pytest.skip("this system has no MADV_POPULATE_WRITE")
     assert said.split() == ["0", "0", "1", "1"]
+
+
+THROWS = """
+#include "team.h"
+
+#include <new>
+
+struct Fails : octavo::Job {
+    void run(uint32_t, uint32_t chunk, uint32_t, int) override {
+        if (chunk == 3) throw std::bad_alloc();
+    }
+} job;
+
+int main() {
+    octavo::Team team(1);
+    try {
+        team.run(job, {8});
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+"""
+
+
+def test_a_chunk_without_memory_ends_the_process_and_not_its_step_alone(tmp_path: Path) -> None:
+    """Other threads may still be in that step: what they end would count for the next one."""
+    if (compiler := shutil.which("g++")) is None:
+        pytest.skip("needs g++")
+    (tmp_path / "main.cpp").write_text(THROWS)
+    sources = [str(tmp_path / "main.cpp"), str(build.SOURCES / "team.cpp")]
+    flags = ["-std=c++17", "-pthread", f"-I{build.SOURCES}"]
+    subprocess.run([compiler, *flags, *sources, "-o", str(tmp_path / "throws")], check=True, timeout=100)
+    assert subprocess.run([tmp_path / "throws"], capture_output=True, timeout=60, check=False).returncode == -SIGABRT
 
 
 SHORT = """

@@ -73,6 +73,7 @@ int main() {
             step.table_start = starts.data();
             step.finite = finite.data();
             if (oct_step(model, &step)) return 2;
+            if (oct_ready(model, n)) return 4;  // while others take pages of the pool
             const float* out = oct_buffer(model, 1, n);
             for (int i = 0; i < n * heads * dim; i++) sums[turn] += double(out[i]);
         }
@@ -86,6 +87,7 @@ import sys, tempfile
 from pathlib import Path
 from octavo.executors.native import library
 from tests.native import net, test_drawing as d, test_families as f, test_kernels as t, test_prompts as p
+from tests.native import test_tiles as s
 loaded = library.load(Path(sys.argv[1]))
 net.library = t.library = d.library = p.library = lambda: loaded
 for isa in net.levels():
@@ -105,6 +107,8 @@ for name in ("gemma2", "gemma3", "gpt2", "phi3, rotated in part", "mixtral", "de
     f.test_logits_are_those_of_transformers(name, Path(tempfile.mkdtemp()))
 if (tiles := library.Isa.AMX) in net.levels():
     p.test_a_row_that_is_not_finite_stays_alone(tiles)
+    for name in ("q4_1", "q6_k"):
+        s.test_products_have_the_bits_of_products_without_tiles(tiles, name)
     for name in ("gpt2", "mixtral"):
         p.test_a_prompt_has_the_same_bits_in_any_chunk_and_company(tiles, Path(tempfile.mkdtemp()), name)
 for options in d.OPTIONS:
