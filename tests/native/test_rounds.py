@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from octavo.core.messages import Sampling
+from octavo.core.grammar import GrammarError, Mask
+from octavo.core.messages import Grammar, Sampling
+from octavo.executors.native.executor import NativeExecutor
 from tests.executors.driver import DECODE, Driver, Sequence
-from tests.native.test_serves import ASKED, PROMPT, native, path  # noqa: F401 - a fixture
+from tests.native.test_serves import ASKED, PROMPT, EvenThenOdd, native, path  # noqa: F401 - a fixture
 
 NEW = 11
 
@@ -60,3 +62,26 @@ def test_who_ends_is_not_computed_on(path: Path) -> None:  # noqa: F811
     assert (result.n_new.tolist(), result.rounds) == ([4], 4)
     result = driver.step((alone, DECODE), rounds=3)
     assert (result.n_new.tolist(), result.tokens.tolist()) == ([], [])
+
+
+def test_who_fails_in_a_later_round_keeps_what_it_said(path: Path) -> None:  # noqa: F811
+    class Short(EvenThenOdd):
+        def start(self, grammar: Grammar) -> EvenThenOdd:
+            return Short()
+
+        def mask(self) -> Mask:
+            if self._taken == 3:
+                raise GrammarError("it ends here")
+            return super().mask()
+
+    executor = native(path, "fast")
+    driver = Driver(NativeExecutor(executor.model, executor.facts, Short()))
+    both = begin(driver, {"fails": ASKED["ruled"], "goes on": ASKED["greedy"]})
+    failing, going = both.values()
+    result = driver.step((failing, DECODE), (going, DECODE), rounds=5)
+    assert (result.open_id.tolist(), result.n_new.tolist()) == ([failing.open_id, going.open_id], [2, 5])
+    assert (failing.failure, going.failure) == ("it ends here", None)
+    assert len(failing.output) == 3
+    result = driver.step((failing, DECODE), (going, DECODE), rounds=4)  # planned before that was known
+    assert (result.open_id.tolist(), result.n_new.tolist()) == ([going.open_id], [4])
+    assert going.output == driver.finish(driver.open(PROMPT), 10)
