@@ -186,6 +186,13 @@ class Late:
         self.waiting.append((target, source))
 
 
+def random_pairs(luck: random.Random) -> list[swap.Pair]:
+    """Between 12 blocks and 8 places behind them."""
+    targets = luck.sample(range(20), luck.randrange(1, 14))
+    pairs = [(luck.choice([i for i in range(20) if min(i, target) < 12]), target) for target in targets]
+    return [pair for pair in pairs if pair[0] != pair[1]]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_transfers_run_aside_of_steps_and_in_rounds(kernels: Maker, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Random copies, rings among them, through staging buffers of three blocks; steps write what is copied at once. The
@@ -202,10 +209,7 @@ def test_transfers_run_aside_of_steps_and_in_rounds(kernels: Maker, monkeypatch:
     known = [torch.cat((pool, torch.zeros(8, layout.block_bytes, dtype=torch.uint8))) for pool in pools]
     lagging = 0
     for _ in range(12):
-        n = luck.randrange(1, 14)
-        targets = luck.sample(range(20), n)
-        pairs = [(luck.choice([i for i in range(20) if min(i, target) < 12]), target) for target in targets]
-        pairs = [pair for pair in pairs if pair[0] != pair[1]]
+        pairs = random_pairs(luck)
         host.copy(pairs)
         for pool, all_ in zip(pools, known, strict=True):
             if pairs:
@@ -217,6 +221,33 @@ def test_transfers_run_aside_of_steps_and_in_rounds(kernels: Maker, monkeypatch:
     assert lagging > 3  # steps went on while blocks were on their way out
     late.hold_steps(late.of_transfers())
     for layer, all_ in enumerate(known):
+        assert torch.equal(torch.cat(host._host)[:, layer], all_[12:])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_transfers_of_a_device_are_in_order(
+    resident_kernels: Maker, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The same with tensors where the kernels are, on a GPU by a real stream: nothing is looked at before the end."""
+    luck, kernels = random.Random(seed), resident_kernels(0)
+    layout = PoolLayout(12, 16, 4, 64, torch.bfloat16)
+    monkeypatch.setattr(swap, "STAGED", 3 * 2 * layout.block_bytes)
+    first = [torch.randint(0, 255, (12, layout.block_bytes), dtype=torch.uint8) for _ in range(2)]
+    known = [torch.cat((pool, torch.zeros(8, layout.block_bytes, dtype=torch.uint8))) for pool in first]
+    pools = [pool.to(kernels.device) for pool in first]
+    host = HostPool(kernels, pools, 8)
+    for _ in range(10):
+        pairs = random_pairs(luck)
+        host.copy(pairs)
+        written, value = luck.randrange(12), luck.randrange(256)
+        for pool, all_ in zip(pools, known, strict=True):
+            if pairs:
+                all_[[target for _, target in pairs]] = all_[[source for source, _ in pairs]]
+            pool[written], all_[written] = value, value
+    if kernels.device.type == "cuda":
+        torch.cuda.synchronize(kernels.device)
+    for layer, (pool, all_) in enumerate(zip(pools, known, strict=True)):
+        assert torch.equal(pool.cpu(), all_[:12])
         assert torch.equal(torch.cat(host._host)[:, layer], all_[12:])
 
 
