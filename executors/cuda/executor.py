@@ -40,7 +40,7 @@ from octavo.executors.cuda.memory import ADAPTERS, CudaMemory, Memory, room_for
 from octavo.executors.cuda.passes import CudaPasses, Made
 from octavo.executors.cuda.speaker import Speaker
 from octavo.executors.cuda.stacks import Stacks
-from octavo.executors.cuda.swap import HostPool
+from octavo.executors.cuda.swap import HostPool, staged_bytes
 from octavo.executors.drafting.contract import Draft, Host, Took
 from octavo.executors.drafting.drafting import Drafting, settled
 from octavo.executors.facts import check_memory, kept_as, model_facts
@@ -134,7 +134,9 @@ class CudaExecutor:
             forward.taps = beside.taps = drafting.taps
             forward.record()  # so that what recording takes is not free when the pool's size is chosen
             forward.forget()
+            swapped = [block_bytes, *([trial.pool_bytes] if trial.pool_bytes else [])]
             held = trial.own_bytes * facts.host_blocks
+            held += sum(staged_bytes(one, facts.host_blocks) for one in swapped)
             each = block_bytes + trial.pool_bytes + trial.own_bytes
             named = _named_bytes(config, spec, dtype, forward)
             worst = partial(worst_step, beside, config)

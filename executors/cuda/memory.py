@@ -13,7 +13,7 @@ import torch
 from octavo.core.models.errors import ModelError
 
 RESERVED = 512 * 2**20
-"""Bytes left to the driver, to cuBLAS and to other processes' growth."""
+"""Bytes left to the driver, to recorded graphs, to cuBLAS and to other processes' growth."""
 ADAPTERS = RESERVED // 2
 """Of these, bytes that LoRA adapters may take that nobody had named when the pool was made."""
 

@@ -110,7 +110,7 @@ class HostPool:
             for at in range(0, places, self._piece)
         ]
         self._aside = aside or (SideStream(kernels.device) if pinned and places else InOrder())
-        self._most = max(1, STAGED // (len(pools) * block_bytes))
+        self._most = _at_once(len(pools) * block_bytes)
         each = min(self._most, 2 * places)
         self._staged = [_Staging(kernels.staging(pools, each), self._aside) for _ in range(2)] if places else []
 
@@ -154,6 +154,15 @@ class HostPool:
         staging.read = aside.of_steps()
         if alone:
             aside.hold_steps(staging.left)  # after which steps may have its memory for something else
+
+
+def staged_bytes(block_bytes: int, places: int) -> int:
+    """That a `HostPool` takes on the device, of blocks of so many bytes in all layers."""
+    return 2 * min(_at_once(block_bytes), 2 * places) * block_bytes
+
+
+def _at_once(block_bytes: int) -> int:
+    return max(1, STAGED // block_bytes)
 
 
 def rounds(pairs: Sequence[Pair], most: int) -> Iterator[list[Pair]]:

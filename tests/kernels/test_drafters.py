@@ -242,7 +242,9 @@ def test_graphs_are_replayed_for_guesses_too(
 def test_the_pool_has_room_for_what_a_drafter_keeps(make: Make, drafter: str, per_token: int) -> None:
     plain = make().facts.block_bytes
     block = plain + 16 * per_token
-    held = 0 if drafter == "draft-model" else 2 * 16 * per_token  # of two places in host memory
+    draft = drafter == "draft-model"
+    held = 0 if draft else 2 * 16 * per_token  # of two places in host memory
+    held += 2 * 4 * (block if draft else plain)  # what is on its way there and back
     memory = Bytes(free_bytes=RESERVED + 7 * block + held + 5)
     executor = make(drafter, fit=True, memory=memory, host_tokens=32)
     assert (executor.facts.total_blocks, executor.facts.block_bytes) == (7, block)
