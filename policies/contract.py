@@ -190,6 +190,8 @@ class Observed:
     """Places that guesses were for: `drafted` where they are chains, fewer in trees."""
     asked: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """Guesses that drafters had room for; `drafted` is what they found."""
+    rounds: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """Tokens of each that decoded, one after the other, without guesses and prompts; else 1."""
 
 
 # ── intents ──────────────────────────────────────────────────────────────────────────────────────

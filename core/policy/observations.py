@@ -32,6 +32,7 @@ class _StepRow(NamedTuple):
     accepted: int
     depth: int
     asked: int
+    rounds: int
 
 
 class _EndRow(NamedTuple):
@@ -118,6 +119,7 @@ def _seen(made: _Made) -> tuple[_StepRow, tuple[Col, Col] | None, tuple[Col, Col
         accepted=sum(more - 1 for more, of in zip(new, drafted, strict=True) if of) if guesses else 0,
         depth=sum(result.depth.tolist()) if len(result.depth) else guesses,
         asked=int(n.sum() if chunk is None else n[decode].sum()) - decodes,
+        rounds=result.rounds,
     )
     return row, None if chunk is None else (tenants, chunk), (tenants, result.n_new)
 

@@ -171,6 +171,7 @@ def _observed(
         total_ns=_times([2 * SECOND] * len(ends)),
         depth=_ints([-(-n // 2) for n in drafted]),
         asked=_ints([n + 1 for n in drafted]),
+        rounds=_ints([1 if chunk or n else 8 for chunk, n in zip(prefill, drafted, strict=True)]),
     )
 
 

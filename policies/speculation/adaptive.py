@@ -65,10 +65,12 @@ class Adaptive:
         token_cost: Annotated[float, msgspec.Meta(ge=0)] = 0.1
         """Time of a further token as a part of a step's, until steps were measured."""
         probe_steps: Annotated[int, msgspec.Meta(ge=1)] = 64
-        """A sequence without guesses tries one every so many steps."""
+        """A sequence without guesses tries one every so many of its tokens."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._probe = options.probe_steps
+        """The same in steps that are planned, which are of several rounds lately."""
         self._costs = Costs(options.token_cost)
         self._hope = _FIRST_HOPE
         self._deep = 1.0
@@ -88,7 +90,7 @@ class Adaptive:
         lengths = np.zeros(len(running), dtype=np.int32)
         tokens, steps = int(np.count_nonzero(running.decoding)), self._costs.steps
         crowd = tokens, int(running.arrival_ns[-1]) if tokens else 0
-        if crowd == self._resting and steps < self._until and step.step % self._options.probe_steps:
+        if crowd == self._resting and steps < self._until and step.step % self._probe:
             return lengths
         room = np.where(running.decoding, np.minimum(running.output_left - 1, self._options.most), 0)
         able = np.flatnonzero(room > 0)
@@ -152,7 +154,7 @@ class Adaptive:
             self._looks_apart = min(2 * self._looks_apart, LONG)
             self._look = self._costs.steps + self._looks_apart
             return all_
-        probe = self._options.probe_steps
+        probe = self._probe
         if step.step % probe:
             return ~all_
         due: Mask = step.step % (probe << np.minimum(wrong // _WRONG, _LONGEST)) == 0
@@ -163,11 +165,13 @@ class Adaptive:
     def observe(self, observed: Observed) -> None:
         drafted, asked = observed.drafted.tolist(), sum(observed.asked.tolist())
         decodes, made = observed.decodes.tolist(), sum(drafted)
-        for wanted, right in zip(observed.asked.tolist(), observed.accepted.tolist(), strict=True):
+        columns = observed.asked.tolist(), observed.accepted.tolist(), observed.rounds.tolist()
+        for wanted, right, rounds in zip(*columns, strict=True):
             if wanted:
                 self._kept += right - self._kept * _LATELY
             else:
                 self._promised += (self._kept - self._promised) * _FORGIVEN
+                self._probe = max(1, self._options.probe_steps // rounds)
         if asked:
             self._found += (made / asked - self._found) * (1 - (1 - _LEARNT) ** asked)
             self._found = max(self._found, _LEAST_FOUND)
@@ -178,8 +182,8 @@ class Adaptive:
             drafts = sum(n for n, more in zip(decodes, drafted, strict=True) if more)
             judged = min(depth, accepted + drafts)
             self._hope += (accepted / max(1, judged) - self._hope) * (1 - (1 - _LEARNT) ** judged)
-        columns = observed.prefill_tokens.tolist(), decodes, drafted, observed.duration_ns.tolist()
-        for prefill, n, more, took in zip(*columns, strict=True):
+        steps = observed.prefill_tokens.tolist(), decodes, drafted, observed.duration_ns.tolist()
+        for prefill, n, more, took in zip(*steps, strict=True):
             if prefill or not n:  # a chunk's tokens cost less than guesses: attention is shared
                 self._costs.interrupted()
             else:

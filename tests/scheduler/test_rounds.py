@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from octavo.core.config.load import load
 from octavo.core.config.schema import PolicyConfig
 from octavo.core.messages import Deltas, Facts, Kind, StepResult, col
+from octavo.core.policy.observations import Observations
 from octavo.core.scheduler.build import build
 from octavo.core.scheduler.rounds import MOST_ROUNDS, Rounds
 from tests.scheduler.test_scheduler_core import EOS, Scheduler
@@ -139,3 +141,20 @@ def test_guesses_come_in_single_steps() -> None:
     (plan,) = s.plans
     assert plan.rounds == 1
     assert int(plan.n[0]) > 1
+
+
+def test_policies_are_told_of_a_round_and_how_many_there_were() -> None:
+    s = Scheduler(tell_every_ns=APART, depth=1)
+    s.ask("a", max_tokens=60)
+    s.run(2, round_ns=250)
+    (plan,) = s.plans
+    seen = Observations()
+    seen.on = True
+    seen.planned(plan, np.zeros(4, dtype=np.int32))
+    ends = StepResult(plan.step, plan.slot, plan.open_id, col([2]), col([7, EOS]), col([10]), 0, 500, rounds=2)
+    seen.completed(plan.now_ns + 600, ends)
+    seen.finished(tenant=0, prompt=8, output=4, preemptions=0, ttft_ns=1, total_ns=2)
+    told = seen.take(0)
+    assert told is not None
+    assert (told.duration_ns.tolist(), told.rounds.tolist(), told.asked.tolist()) == ([300], [2], [0])
+    assert told.tenant_output.tolist() == [2]

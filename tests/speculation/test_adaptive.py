@@ -71,7 +71,7 @@ def took(
     drafted = np.asarray(tokens, dtype=np.int32) - decodes
     return Observed(
         1, np.asarray(times_ns, dtype=np.int64), ints * 0, ints * decodes, drafted, drafted * right, times, times, none,
-        none, none, none, times, times, -(-drafted // wide), np.maximum(drafted, asked),
+        none, none, none, times, times, -(-drafted // wide), np.maximum(drafted, asked), ints,
     )  # fmt: skip
 
 
@@ -342,3 +342,25 @@ def test_of_steps_without_guesses_that_are_made_to_be_seen_there_is_one_at_a_tim
     plain = np.flatnonzero(np.array(lengths[8:]) == 0)
     assert 300 / 40 < len(plain) < 300 / 30
     assert np.diff(plain).min() > 20
+
+
+@pytest.mark.parametrize("rounds", [1, 8])
+def test_who_is_guessed_right_late_is_found_as_soon_where_steps_are_of_several_rounds(rounds: int) -> None:
+    """All guesses are wrong up to the 1000th token, and right from there on."""
+    policy, given, known, told = load_policy("speculation", "adaptive", {}), scene("", 0, 1), 0, list[int]()
+    one, judged, right = np.ones(1, dtype=np.int32), 0, 0
+    for number in range(1, 2000):
+        running = replace(
+            given.running, decoding=one > 0, output_left=one * 900, judged=one * judged, right=one * right
+        )
+        guesses = int(policy.draft_lengths(replace(given.step, step=number), running)[0])
+        if guesses and known >= 1000:
+            break
+        known += 1 if guesses else rounds
+        judged = min(judged + bool(guesses), 64)
+        told.append(guesses)
+        if guesses or len(told) == 8:
+            seen = took([1 + k for k in told], [int(1e7 * (1 + 0.05 * k)) for k in told], right=0)
+            policy.observe(replace(seen, rounds=np.array([1 if k else rounds for k in told], dtype=np.int32)))
+            told.clear()
+    assert 1000 <= known < 1000 + 64 * 8 + 8  # who was wrong often is tried every eighth time
