@@ -118,8 +118,8 @@ from octavo.core.messages import Params, Text
 async def main():
     async with Client.connect(Path(sys.argv[1])) as client:
         await client.wait_ready(60)
-        # Two that do not fit side by side: while one waits the other is decoded step by step, for long enough.
-        params = Params(max_tokens=4000, n=2)
+        # Four that do not fit side by side: while one waits another is decoded step by step, for long enough.
+        params = Params(max_tokens=4000, n=4)
         async with await client.generate(Text("left behind"), params, request_id="orphan") as stream:
             async for piece in stream:
                 os.kill(os.getpid(), signal.SIGKILL)
