@@ -310,12 +310,8 @@ def _not_installed(loaded: Loaded) -> Iterator[Problem]:
 
 def _policies(loaded: Loaded) -> Iterator[Problem]:
     """Policies that cannot be had, and what the others say to their options."""
-    from octavo.core.policy.load import (
-        find_policy,
-        make_policy,
-        option_problems,
-        settled,
-    )  # numpy: not for `octavo --help`
+    # Here, for its numpy is not for `octavo --help`.
+    from octavo.core.policy.load import find_policy, make_policy, option_problems, settled
 
     policies = settled(loaded.config.policies, guesses=True)
     for group in POLICY_GROUPS:
