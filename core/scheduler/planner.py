@@ -223,14 +223,8 @@ class Planner:
         if int(need.sum()) > draft.credit:
             guesses = np.clip(held * slots.block_size - draft.capacity, 0, guesses)
             need = np.zeros_like(need)
-        blocks, tokens = int(need.sum()), int(guesses.sum())
-        if blocks:
-            slots.blocks[decodes] += need
-        slots.in_flight_most[decodes] += guesses
-        draft.most = draft.most + guesses
-        draft.capacity = np.minimum(draft.capacity + guesses, limit)
-        draft.decode_tokens += tokens
-        draft.spend(blocks, tokens)
+        self._go_further(draft, guesses, np.minimum(draft.capacity + guesses, limit), need)
+        draft.spend(int(need.sum()), int(guesses.sum()))
 
     def _plan_rounds(self, draft: Draft) -> None:
         """Let a step of decodes without guesses be of several rounds, when nobody waits for its end: up to where the
@@ -249,12 +243,18 @@ class Planner:
         blocks = int(need.sum())
         if blocks + len(decodes) > draft.credit:
             return
-        slots.blocks[decodes] += need
+        self._go_further(draft, np.full_like(draft.most, rounds - 1), capacity, need)
         slots.in_flight[decodes] += rounds - 1
-        slots.in_flight_most[decodes] += rounds - 1
-        draft.rounds, draft.capacity, draft.most = rounds, capacity, np.full_like(draft.most, rounds)
-        draft.decode_tokens = rounds * len(decodes)
+        draft.rounds = rounds
         draft.spend(blocks, 0)
+
+    def _go_further(self, draft: Draft, more: Ints, capacity: Ints, need: Ints) -> None:
+        """Each decode may yield so many tokens more, up to this capacity, for which it needs so many more blocks."""
+        slots, decodes = self.slots, draft.decodes
+        slots.blocks[decodes] += need
+        slots.in_flight_most[decodes] += more
+        draft.most, draft.capacity = draft.most + more, capacity
+        draft.decode_tokens += int(more.sum())
 
     # ── prefills ─────────────────────────────────────────────────────────────────────────────────
 
