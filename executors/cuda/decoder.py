@@ -115,9 +115,8 @@ class Decoder:
 
     @property
     def trees(self) -> bool:
-        """Whether attention can be over trees: where windows begin it takes cells for positions, and over latents it
-        knows none."""
-        return self.windows == [0] and self.spec.latent is None
+        """Whether attention can be over trees: where windows begin it takes cells for positions."""
+        return self.windows == [0]
 
     @property
     def recordable(self) -> bool:
@@ -144,7 +143,6 @@ class Decoder:
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy KV of single tokens from these slots to those, as if all were read before any is written."""
         layout = self.layout(len(self.pools[0]))
-        assert isinstance(layout, PoolLayout)  # of trees, which latents have none of
         for pool in self.pools:
             layout.move(pool, source, target)
 

@@ -6,12 +6,13 @@
 // of CONTENT. Every warp keeps the same maxima and totals.
 #include "tile.cuh"
 
-template <class T, int CONTENT, int ROTATED, int STAGES>
-__global__ void __launch_bounds__(128)
+template <class T, int CONTENT, int ROTATED, int STAGES, bool TREES>
+__global__ void __launch_bounds__(128, 1)  // shared memory leaves no room for a second; without the 1 ptxas spills
 attn_latent(const T* __restrict__ q, const unsigned char* __restrict__ pool, const int* __restrict__ tables,
             int table_stride, int tiles_per_block, const int* __restrict__ position, const int* __restrict__ token_of,
             const Work* __restrict__ works, const int* __restrict__ count, T* __restrict__ out,
-            float* __restrict__ part_out, float* __restrict__ part_lse, int heads, float scale) {
+            float* __restrict__ part_out, float* __restrict__ part_lse, const uint64_t* __restrict__ tree_mask,
+            const int* __restrict__ tree_start, int heads, float scale) {
   constexpr int D = CONTENT + ROTATED, WARPS = 4, MINE = CONTENT / WARPS, KEYS = WARPS * TILE, PITCH = KEYS + 4;
   using Keys = Image<T, D>;
   static_assert(MINE % 16 == 0, "a warp mixes whole pairs of chunks");
@@ -37,12 +38,21 @@ attn_latent(const T* __restrict__ q, const unsigned char* __restrict__ pool, con
   };
   for (int i = 0; i < STAGES - 1; i++) fetch(i);
   load_queries<T, T, D>(query_image, TILE, q, work, token_of, heads, 0, heads);
-  int last[2];
+  int last[2], start[TREES ? 2 : 1];
+  uint64_t mask[TREES ? 2 : 1];
   float out_[MINE / 8][4], most[2], total[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     int r = work.row + lane / 4 + 8 * h;
     last[h] = r < work.row_end ? min(position[token_of[work.tokens + r / heads]], work.key_end - 1) : -1;
+    if constexpr (TREES) {
+      start[h] = 0x7FFFFFFF, mask[h] = 0;
+      if (r < work.row_end && tree_start[token_of[work.tokens + r / heads]] >= 0) {
+        const int token = token_of[work.tokens + r / heads];
+        start[h] = tree_start[token], mask[h] = tree_mask[token];
+        last[h] = work.key_end - 1;  // keys of a tree lie in the order of its nodes, positions do not
+      }
+    }
     most[h] = minus_infinity();
     total[h] = 0.f;
   }
@@ -77,9 +87,10 @@ attn_latent(const T* __restrict__ q, const unsigned char* __restrict__ pool, con
         for (int j = 0; j < 2; j++)
 #pragma unroll
           for (int e = 0; e < 2; e++) {
-            int n = warp * TILE + 8 * j + 2 * c + e;
-            scores[(lane / 4 + 8 * h) * PITCH + n] =
-                key + n <= last[h] ? s[j][2 * h + e] * scale * LOG2E : minus_infinity();
+            const int n = warp * TILE + 8 * j + 2 * c + e;
+            bool seen = key + n <= last[h];
+            if constexpr (TREES) seen = seen && (key + n < start[h] || (mask[h] >> (key + n - start[h] & 63) & 1));
+            scores[(lane / 4 + 8 * h) * PITCH + n] = seen ? s[j][2 * h + e] * scale * LOG2E : minus_infinity();
           }
     }
     __syncthreads();  // all scores are there

@@ -106,12 +106,14 @@ def _wgmma_instance(heads: Heads, *, biased: bool, shared_limit: int) -> tuple[I
     raise ValueError(f"attention over heads of {size} needs more than the {shared_limit} bytes of shared memory here")
 
 
-def latent_instance(dtype: torch.dtype, sizes: tuple[int, int], *, shared_limit: int) -> tuple[Instance, int, int]:
+def latent_instance(
+    dtype: torch.dtype, sizes: tuple[int, int], *, trees: bool = False, shared_limit: int
+) -> tuple[Instance, int, int]:
     """Attention over latent KV of `sizes` (content, rotated): the kernel, its threads and its shared memory."""
     image, scores = TILE * sum(sizes) * 2, TILE * (4 * TILE + 4) * 4
     for stages in (2, 1):
         if (shared := (4 * stages + 1) * image + scores) <= shared_limit:
-            name = f"attn_latent<{NAMES[dtype]},{sizes[0]},{sizes[1]},{stages}>"
+            name = f"attn_latent<{NAMES[dtype]},{sizes[0]},{sizes[1]},{stages},{_flag(trees)}>"
             return Instance("attn_latent.cu", name), 128, shared
     raise ValueError(f"latent KV of {sizes} numbers needs more than the {shared_limit} bytes of shared memory here")
 

@@ -284,7 +284,8 @@ class Kernels:
         if not len(staged.works):
             return
         sizes = (layout.content, layout.rotated)
-        instance, threads, shared = latent_instance(layout.dtype, sizes, shared_limit=self._library.shared_limit)
+        trees, limit = step.tree_mask is not None, self._library.shared_limit
+        instance, threads, shared = latent_instance(layout.dtype, sizes, trees=trees, shared_limit=limit)
         self._get(instance)(
             (len(staged.works),),
             (threads,),
@@ -293,7 +294,7 @@ class Kernels:
                 _i32(step.tables.shape[1]),
                 _i32(layout.tiles_per_block),
                 *_pointers(step.positions, step.tokens, staged.works, staged.counts),
-                *_pointers(out, staged.part_out, staged.part_lse),
+                *_pointers(out, staged.part_out, staged.part_lse, step.tree_mask, step.tree_start),
                 _i32(q.shape[1]),
                 _f32(scale),
             ),

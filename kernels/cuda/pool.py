@@ -125,6 +125,13 @@ class LatentLayout:
         images = pool.view(_integer(self.dtype)).view(-1, TILE * self.width)
         return images[:, _places(self.width, self.dtype, pool.device)].view(self.dtype).view(-1, self.width)
 
+    def move(self, pool: Tensor, source: Tensor, target: Tensor) -> None:
+        """Copy tokens from slots `source` to `target` (int64 [n]), as if all were read before any is written."""
+        images = pool.view(_integer(self.dtype)).view(-1, TILE * self.width)
+        places = _places(self.width, self.dtype, pool.device).view(TILE, self.width)
+        read = images[(source // TILE)[:, None], places[source % TILE]]
+        images[(target // TILE)[:, None], places[target % TILE]] = read
+
 
 def _places(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Where each number of an image of rows of `width` numbers lies, by row then dimension."""

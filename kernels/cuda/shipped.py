@@ -102,7 +102,7 @@ def _attention(arch: str) -> list[Shipped]:
     for rows in rows_on(arch, expanded)[1:]:
         found.append(Shipped(*attention_instance(expanded, rows, bulk=bulk, shared_limit=limit)))
     found += [
-        Shipped(*latent_instance(_B16, LATENT, shared_limit=limit)),
+        *(Shipped(*latent_instance(_B16, LATENT, trees=trees, shared_limit=limit)) for trees in (False, True)),
         Shipped(merge_instance(_B16, LATENT[0], DECODE_ROWS), 128),
         Shipped(append_latent_instance(_B16, LATENT), 128),
     ]

@@ -91,6 +91,7 @@ def instances() -> list[Instance]:
     found += [logits_instance(dtype, THREADS) for dtype in (torch.bfloat16, torch.float32)]
     for sizes in LATENTS:
         found += [latent_instance(torch.bfloat16, sizes, shared_limit=limit)[0] for limit in LATENT_LIMITS]
+        found.append(latent_instance(torch.bfloat16, sizes, trees=True, shared_limit=LATENT_LIMITS[0])[0])
         found += [append_latent_instance(torch.bfloat16, sizes), merge_instance(torch.bfloat16, sizes[0], DECODE_ROWS)]
     found += [COPY_BLOCKS, SPEC_VERIFY, plan_instance(PLAN_THREADS)[0], sample_instance(THREADS)]
     found.append(reject_instance(THREADS)[0])

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.kernels.cuda import reference
 from octavo.kernels.cuda.instances import DECODE_ROWS
 from octavo.kernels.cuda.launch import Kernels, Step
 from octavo.kernels.cuda.plan import Query, plan
 from octavo.kernels.cuda.pool import LatentLayout
+from tests.kernels.bench import trees
 
 LATENTS = [(64, 16), (512, 64)]
 LATENT_LIMITS = [227 * 1024, 99 * 1024]
@@ -26,12 +28,16 @@ class LatentCase:
     heads: int = 20
     block_size: int = 16
     split: int = 0
+    tree: bool = False
+    """Each sequence's tokens are one, but for the last sequence's."""
 
 
 CASES = {
     "many heads": LatentCase(((1, 130), (2, 17), (1, 1))),
     "split, blocks of 32": LatentCase(((1, 200), (1, 40)), heads=5, block_size=32, split=80),
     "the usual size": LatentCase(((1, 70),), sizes=(512, 64), heads=16),
+    "trees": LatentCase(((9, 130), (1, 20), (14, 21)), heads=5, tree=True),
+    "trees, split": LatentCase(((9, 130), (1, 40)), heads=5, split=64, tree=True),
 }
 
 
@@ -47,7 +53,6 @@ def run(kernels: Kernels, case: LatentCase) -> tuple[Tensor, Tensor]:
     tables = torch.zeros(len(case.lengths), blocks, dtype=torch.int32)
     queries: list[Query] = []
     positions: list[Tensor] = []
-    rows: list[Tensor] = []
     at = 0
     for i, (n, length) in enumerate(case.lengths):
         used = -(-length // case.block_size)
@@ -58,20 +63,27 @@ def run(kernels: Kernels, case: LatentCase) -> tuple[Tensor, Tensor]:
         plain[slots] = torch.randn(length, layout.width, generator=generator)
         queries.append(Query(i, sum(query.tokens for query in queries), n, length))
         positions.append(torch.arange(length - n, length))
-        rows.append(slots)
     pool = layout.pack(plain)
     stored, scale = layout.unpack(pool), layout.width**-0.5
-    step = Step(torch.cat(positions).int(), torch.empty(0), torch.arange(tokens).int(), tables)
+    place, mask, start = torch.cat(positions), None, None
+    if case.tree:
+        mask, start, place = trees(case.lengths, generator)
+    step = Step(place.int(), torch.empty(0), torch.arange(tokens).int(), tables, mask, start)
     staged = kernels.stage(plan(queries, case.heads, DECODE_ROWS, case.split), 1, case.sizes[0])
     staged.part_out.fill_(torch.nan)
     staged.part_lse.fill_(torch.nan)
     out = torch.full((tokens, case.heads, case.sizes[0]), torch.nan).bfloat16()
     kernels.attention_latent(layout, step, staged, q, pool, out, scale)
-    expected = torch.zeros(out.shape, dtype=torch.float64)
-    for query, slots, position in zip(queries, rows, positions, strict=True):
-        mine, keys = slice(query.first, query.first + query.tokens), stored[slots].double()
-        scores = torch.einsum("thd,nd->htn", q[mine].double(), keys) * scale
-        hidden = torch.arange(query.length) > position.unsqueeze(1)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        expected[mine] = torch.einsum("htn,nc->thc", weights, keys[:, : case.sizes[0]])
-    return out, expected
+    keys = stored.float().unsqueeze(1)
+    values = torch.nn.functional.pad(keys[..., : case.sizes[0]], (0, case.sizes[1]))
+    expected = reference.attention(
+        q,
+        torch.stack((keys, values)),
+        tables,
+        queries,
+        block_size=case.block_size,
+        scale=scale,
+        tree=None if mask is None or start is None else (mask, start),
+        positions=place,
+    )
+    return out, expected[..., : case.sizes[0]]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from octavo.core.messages import Sampling
 from octavo.core.models.errors import ModelError
 from octavo.executors.cuda import decoder as decoder_
 from octavo.executors.cuda.batch import build
@@ -18,6 +19,8 @@ from octavo.executors.cuda.executor import CudaExecutor
 from octavo.executors.cuda.experts import reads_back
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import Replay
+from octavo.executors.drafting.contract import Host
+from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.loading.files import in_fp32
 from octavo.executors.loading.from_folder import from_folder
 from octavo.executors.residents import Span
@@ -25,6 +28,7 @@ from tests.executors.tiny import VOCAB
 from tests.kernels.conftest import Maker
 from tests.kernels.test_executor import Bytes, Kv, Mode, config
 from tests.native.families import FAMILIES, save_family
+from tests.speculation.drafters import Bush
 from tests.speculation.replica import Replica, asked
 
 IDS = [(i * 37 + 5) % VOCAB for i in range(52)]
@@ -153,3 +157,31 @@ def test_a_crowd_over_latents_says_what_each_says_alone(tmp_path: Path, resident
         return replica
 
     assert run(96, slots=4, budget=15, crash_at=6).said == run(1024, slots=1, depth=1, caching=False).said
+
+
+def test_trees_of_guesses_over_latents_change_no_bit(tmp_path: Path, resident_kernels: Maker) -> None:
+    """What was right stays in the cells of its positions, and its log-probabilities with it."""
+    save_family("deepseek_v2", tmp_path, **sizes_of("deepseek_v2"))
+    settings = config(tmp_path, mode="exact")
+    sampling = Sampling(temperature=0.7, seed=3, logprobs=2)
+    requests = [asked(0, IDS[:18], tokens=12), asked(1, IDS[:19], tokens=9, sampling=sampling)]
+
+    def run(answers: dict[tuple[tuple[int, ...], int], list[int]] | None = None) -> Replica:
+        made = CudaExecutor.on(resident_kernels(1), settings, torch.float16, Bytes(), again)
+        assert made.forward.decoder.trees
+        given: dict[str, Any] = {}
+        if answers is not None:
+            given = {"options": {"tokens": 12}}
+            bush = Bush(Host(settings, made.facts), Bush.Options(answers=answers))
+            made = CudaExecutor(made.forward, made.facts, None, Drafting(bush, VOCAB, trees=True))
+        replica = Replica(made, policy="off" if answers is None else "fixed", **given)
+        replica.run(requests)
+        return replica
+
+    want = run()
+    got = run({(tuple(request.ids.tolist()), 0): want.said[request.handle, 0] for request in requests})
+    assert got.said == want.said
+    assert got.accepted > 6
+    told = [[entry.top_logprobs for entry in replica.logprobs[1, 0] if entry] for replica in (got, want)]
+    assert told[0] == told[1]
+    assert len(told[0]) == 9

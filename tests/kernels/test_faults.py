@@ -132,6 +132,7 @@ CHECKS: dict[str, Callable[[Kernels], None]] = {
     "plan fill": filling,
     "latent": absorbed("many heads"),
     "latent split": absorbed("split, blocks of 32"),
+    "latent tree": absorbed("trees"),
     "append latent": lambda kernels: test_latent.test_append(lambda _: kernels, False, 0),
     "verify": lambda kernels: test_verify.test_trees(lambda _: kernels, 0),
     "reject": rejection,

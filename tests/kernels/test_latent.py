@@ -92,6 +92,15 @@ def test_prefill_expanded_and_decode_absorbed_are_one_model(kernels: Maker) -> N
     assert mixed[..., plain:].float().abs().max() == 0
 
 
+def test_tokens_move_as_if_at_once() -> None:
+    layout = LatentLayout(3, 32, 64, 16, torch.bfloat16)
+    latent = torch.randn(96, 80).bfloat16()
+    pool, source, target = layout.pack(latent), torch.tensor([40, 41, 95, 3]), torch.tensor([41, 42, 0, 17])
+    layout.move(pool, source, target)
+    latent[target] = latent[source]
+    assert torch.equal(layout.unpack(pool), latent)
+
+
 def test_what_no_kernel_can_do_is_refused() -> None:
     with pytest.raises(ValueError, match="latent KV is 72"):
         LatentLayout(1, 16, 72, 16, torch.bfloat16)

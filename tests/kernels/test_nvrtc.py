@@ -33,7 +33,7 @@ REGISTERS = {
     "attn_decode": 255,
     "attn_prefill": 255,
     "attn_wgmma": 168,
-    "attn_latent": 168,
+    "attn_latent": 208,
     "attn_merge": 64,
     "append_kv": 48,
     "append_latent": 48,
@@ -46,7 +46,8 @@ REGISTERS = {
     "spec_verify": 32,
     "spec_reject": 80,
 }
-"""Allowed to a thread: what two blocks of attention and eight of others on an SM leave, rounded to what is needed."""
+"""Allowed to a thread: what two blocks of attention (of latents: one) and eight of others on an SM leave, rounded to what
+is needed."""
 SPILLS = {"sample": 32, "spec_reject": 32}
 """Bytes allowed where a routine is called for the rare case (a division, a logarithm in fp64)."""
 
