@@ -46,8 +46,8 @@ REGISTERS = {
     "spec_verify": 32,
     "spec_reject": 80,
 }
-"""Allowed to a thread: what two blocks of attention (of latents: one) and eight of others on an SM leave, rounded to what
-is needed."""
+"""Allowed to a thread: what two blocks of attention (of latents: one) and eight of others on an SM leave, rounded to
+what is needed."""
 SPILLS = {"sample": 32, "spec_reject": 32}
 """Bytes allowed where a routine is called for the rare case (a division, a logarithm in fp64)."""
 
