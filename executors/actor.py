@@ -58,6 +58,7 @@ class ExecutorActor(Shell):
         adapters = self._configured(config) if generation == 1 else []
         self._measure("after_load")
         how = f"{chosen.kind} ({facts.executor})" if facts.executor else chosen.kind
+        how += f", {facts.drafter} guesses" if facts.drafter else ""
         facts = msgspec.structs.replace(facts, executor=how, note=chosen.note)
         self.link.send(Ready(facts, adapters=adapters))
 

@@ -218,7 +218,8 @@ def test_nobody_has_torch_and_the_default_executor_is_native(served: Daemon) -> 
     assert len(mapped) == 6
     status = served.status()
     assert status is not None
-    assert any(note.startswith("executor: native (fast") for note in status.notes)
+    (how,) = (note for note in status.notes if note.startswith("executor: native (fast"))
+    assert how.endswith("), ngram guesses")
 
 
 async def test_exact_mode_recovers_too() -> None:

@@ -108,12 +108,14 @@ def server(name: str, places: Places, port: int) -> Server:
             [*octavo, "--set", f"scheduler.chunk_budget={budget}", "default"],
             {},
         )
+    commands[BESIDE_BUDGET] = commands["OpenVINO int8"]
     return Server(name, port, *commands[name])
 
 
 BUDGETS = (64, 128, 256)
 """Of `scheduler.chunk_budget`, beside the default one: the shorter steps are, the less a long prompt holds up streams,
 and the later its own first token is."""
+BESIDE_BUDGET = "OpenVINO int8, beside chunk_budget 128"
 NAMES = (
     "octavo",
     "llama.cpp Q4_1",
@@ -126,7 +128,10 @@ NAMES = (
     "OpenVINO int8, guesses",
     "octavo, no guesses",
     *(f"octavo, chunk_budget {budget}" for budget in BUDGETS),
+    BESIDE_BUDGET,
 )
+OTHERWISE = {BESIDE_BUDGET: "octavo, chunk_budget 128"}
+"""By peer: the Octavo that is beside it, where it is not the default one."""
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from typing import Any
 
 from tests.peers.load import Call, together
 from tests.peers.report import OURS, Record, machine, report, versions
-from tests.peers.servers import NAMES, PORT, Places, Running, running, server
+from tests.peers.servers import NAMES, OTHERWISE, PORT, Places, Running, running, server
 from tests.peers.workloads import PAIRS, WORKLOADS, ids
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "peers_speed.md"
@@ -45,7 +45,8 @@ def turn(peer: str, number: int, places: Places, workloads: list[str]) -> Iterat
     until = time.monotonic() + TURN_S
     head: Record = {"peer": peer, "round": number, "load": os.getloadavg()[0]}
     try:
-        with running(server(OURS, places, PORT)) as ours, running(server(peer, places, PORT + 1)) as theirs:
+        own = server(OTHERWISE.get(peer, OURS), places, PORT)
+        with running(own) as ours, running(server(peer, places, PORT + 1)) as theirs:
             both = {OURS: ours, peer: theirs}
             for one in both.values():
                 asyncio.run(together(one.port, [Call(ids(10_000 + number, i, 300), 16) for i in range(8)], 8))
