@@ -59,6 +59,17 @@ class Batch:
             for i, (first, length) in enumerate(zip(firsts[:-1], lengths, strict=True))
         ]
 
+    def of(self, rows: list[int]) -> tuple[npt.NDArray[np.int64], Batch]:
+        """Of these spans alone, without adapters, and which tokens theirs are."""
+        tokens = np.concatenate([np.arange(*self.firsts[row : row + 2], dtype=np.int64) for row in rows])
+        firsts = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(np.diff(self.firsts)[rows], out=firsts[1:])
+        mask, start = self.tree_mask, self.tree_start
+        return tokens, Batch(
+            self.ids[tokens], self.positions[tokens], self.slots[tokens], self.tables[rows], self.lengths[rows], firsts,
+            self.block_size, None if mask is None else mask[tokens], None if start is None else start[tokens],
+        )  # fmt: skip
+
 
 def of_runs(runs: Runs, drafts: list[Draft] | None, block_size: int) -> Batch:
     """Of the runs' tokens and the guesses after them, if there are any. An id below 0 is one that the device knows."""

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.executors.cuda.attention import HeadAttention
+from octavo.executors.cuda.expansion import Expansion, expands
 from octavo.executors.cuda.experts import Mixture, reads_back
 from octavo.executors.cuda.latent import LatentAttention, PerHead
 from octavo.executors.cuda.linear import Linear
@@ -96,6 +97,8 @@ class Decoder:
             for table in (angles(rope, spec.head_dim, spec.context) for rope in spec.ropes)
         ]
         turns.append(torch.empty(spec.context, 0, device=device))  # the last: layers that rotate nothing
+        self.expansion = self._expansion()
+        """Of latents, for long chunks; None where all are absorbed."""
         self._layers = [
             _Layer(
                 weights.norm(f"{i}.attn_norm"),
@@ -187,9 +190,20 @@ class Decoder:
         x = self.embedded(torch.where(ids < 0, self.said[ids.clamp(max=-1)], ids))
         return x if self._places is None else x + self._places[step.positions]
 
+    def _expansion(self) -> Expansion | None:
+        spec, layout = self.spec, self.layout(1)
+        if spec.latent is None or not isinstance(layout, LatentLayout) or self.exact or not expands(spec.latent):
+            return None
+        return Expansion(self.kernels, layout, spec.latent, spec.heads, self._scale, spec.context)
+
+    @property
+    def _scale(self) -> float:
+        """Of scores."""
+        return self.spec.score_scale or self.spec.head_dim**-0.5
+
     def _attend(self, weights: _Weights, i: int, angles: Tensor) -> Attention:
         spec, kernels, eps = self.spec, self.kernels, self.spec.norm_eps
-        layout, scale = self.layout(1), spec.score_scale or spec.head_dim**-0.5
+        layout, scale = self.layout(1), self._scale
         if isinstance(layout, PoolLayout):
             return HeadAttention(
                 kernels,
@@ -218,6 +232,7 @@ class Decoder:
             weights.per_head(f"{i}.{{}}.uk", spec.heads),
             weights.per_head(f"{i}.{{}}.uv", spec.heads),
             angles,
+            self.expansion,
         )
 
     def _mlp(self, weights: _Weights, i: int) -> Callable[[Tensor], Tensor]:

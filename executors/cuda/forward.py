@@ -93,11 +93,14 @@ class Forward:
         at = mirrored(device, arrays)
         order = torch.arange(len(batch.ids), dtype=torch.int32, device=device)
         step = Step(at["positions"], at["slots"], order, at["tables"], at.get("tree_mask"), at.get("tree_start"))
+        rest: Batch | None = batch
+        if decoder.expansion is not None:
+            decoder.expansion.now, rest = decoder.expansion.divide(batch, self._fill)
         plans = {
             window: [
                 decoder.kernels.stage(made, spec.kv_heads, decoder.mixed)
                 for made in attention_plans(
-                    batch,
+                    rest,
                     decoder.group,
                     spec.kv_heads,
                     fill=self._fill,
@@ -106,6 +109,8 @@ class Forward:
                     together=together and spec.latent is None,
                 )
             ]
+            if rest is not None
+            else []
             for window in decoder.windows
         }
         if self.adapters is not None:
@@ -114,6 +119,8 @@ class Forward:
         tapped = dict.fromkeys(taps, at["ids"])
         hidden = decoder.hidden(at["ids"], step, plans, layers=layers, taps=tapped)
         decoder.adapting.now = ()
+        if decoder.expansion is not None:
+            decoder.expansion.now = None
         inner = torch.cat([tapped[layer] for layer in taps], dim=-1) if taps else None
         return Pass(hidden, hidden.isfinite().all(dim=-1).int(), None, inner)
 

@@ -1,7 +1,8 @@
 """Latent attention (MLA: DeepSeek-V2, arXiv 2405.04434) on a device: a token's KV is one row for all heads.
 
-Absorbed, for chunks and decodes alike: a query is taken through its head's `uk` into the space of latents, meets them
-there, and what it mixes of them comes out through the head's `uv`. So there is one arithmetic, and no keys of heads.
+Absorbed: a query is taken through its head's `uk` into the space of latents, meets them there, and what it mixes of
+them comes out through the head's `uv`; there are no keys of heads. Chunks of prompts that are long enough are expanded
+instead (see `expansion`), where there is one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.executors.cuda.expansion import Expansion
 from octavo.executors.cuda.linear import ROWS, Linear
 from octavo.executors.loading.spec import Latent
 from octavo.kernels.cuda.launch import Kernels, Staged, Step
@@ -53,6 +55,7 @@ class LatentAttention:
     into: PerHead
     out_of: PerHead
     angles: Tensor
+    expansion: Expansion | None
 
     def __call__(self, x: Tensor, step: Step, plans: list[Staged], pool: Tensor) -> Tensor:
         """Write the tokens' KV, and give what heads mix: [tokens, heads · values]."""
@@ -62,11 +65,24 @@ class LatentAttention:
             x = kernels.add_rmsnorm(self.low(x), None, self.low_norm, self.eps)
         q = self.queries(x).view(len(x), self.heads, -1)
         turned = _turned(q[..., kept:], self.angles[step.positions])
-        absorbed = torch.cat((self.into(q[..., :kept]), turned), dim=-1)
-        mixed = torch.empty(len(x), self.heads, self.layout.content, dtype=x.dtype, device=x.device)
+        if self.expansion is None or self.expansion.now is None:
+            return self._absorbed(q, turned, step, plans, pool).reshape(len(x), -1)
+        mixed = q.new_empty(len(x), self.heads, self.latent.values)
+        if (rest := self.expansion.now.rest) is not None:
+            mine, of_rest = rest
+            mixed[mine] = self._absorbed(q[mine], turned[mine], of_rest, plans, pool)
+        for wave in self.expansion.now.waves:
+            whole = torch.cat((q[wave.tokens, :, :kept], turned[wave.tokens]), dim=-1)
+            mixed[wave.tokens] = self.expansion.attention(whole, wave, self.into.weight, self.out_of.weight, pool)
+        return mixed.view(len(x), -1)
+
+    def _absorbed(self, q: Tensor, turned: Tensor, step: Step, plans: list[Staged], pool: Tensor) -> Tensor:
+        """[tokens, heads, values] of the step's tokens."""
+        absorbed = torch.cat((self.into(q[..., : self.latent.kept]), turned), dim=-1)
+        mixed = torch.empty(len(q), self.heads, self.layout.content, dtype=q.dtype, device=q.device)
         for plan in plans:
-            kernels.attention_latent(self.layout, step, plan, absorbed, pool, mixed, self.scale)
-        return self.out_of(mixed).reshape(len(x), -1)
+            self.kernels.attention_latent(self.layout, step, plan, absorbed, pool, mixed, self.scale)
+        return self.out_of(mixed)
 
 
 def _turned(heads: Tensor, angles: Tensor) -> Tensor:

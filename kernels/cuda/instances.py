@@ -131,6 +131,15 @@ def append_latent_instance(dtype: torch.dtype, sizes: tuple[int, int]) -> Instan
     return Instance("append_latent.cu", f"append_latent<{NAMES[dtype]},{sizes[0]},{sizes[1]}>")
 
 
+def gather_latent_instance(dtype: torch.dtype, sizes: tuple[int, int]) -> Instance:
+    return Instance("expand_latent.cu", f"gather_latent<{NAMES[dtype]},{sizes[0]},{sizes[1]}>")
+
+
+def expand_latent_instance(dtype: torch.dtype, sizes: tuple[int, int], width: int) -> Instance:
+    """To keys and values of `width` numbers."""
+    return Instance("expand_latent.cu", f"expand_latent<{NAMES[dtype]},{sizes[0]},{sizes[1]},{width}>")
+
+
 def norm_instance(dtype: torch.dtype, threads: int) -> tuple[Instance, int, int]:
     return Instance("add_rmsnorm.cu", f"add_rmsnorm<{NAMES[dtype]},{threads}>"), threads, threads // 32 * 4
 

@@ -27,7 +27,9 @@ from octavo.kernels.cuda.instances import (
     append_instance,
     append_latent_instance,
     attention_instance,
+    expand_latent_instance,
     gate_instance,
+    gather_latent_instance,
     latent_instance,
     logits_instance,
     merge_instance,
@@ -182,6 +184,30 @@ class Kernels:
                     _f32(eps),
                 ),
             )
+
+    def gather_latent(self, layout: LatentLayout, tiles: Tensor, pool: Tensor, out: Tensor) -> None:
+        """The contents of these tiles of a pool (int32 [n]) as plain rows, into out [16 n, content]."""
+        instance = gather_latent_instance(layout.dtype, (layout.content, layout.rotated))
+        self._get(instance)((len(tiles),), (128,), _pointers(pool, tiles, out))
+
+    def expand_latent(
+        self,
+        layout: LatentLayout,
+        width: int,
+        tiles: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        pool: Tensor,
+        images: Tensor,
+    ) -> None:
+        """Keys [heads, 16 n, kept], made of these tiles' contents, with what is rotated of them after it, and values
+        [heads, 16 n, mixed], both padded to `width`, into the first n tiles of a pool with as many key heads."""
+        instance = expand_latent_instance(layout.dtype, (layout.content, layout.rotated), width)
+        self._get(instance)(
+            (len(tiles), len(keys)),
+            (128,),
+            (*_pointers(pool, tiles, keys, values, images), _i32(keys.shape[2]), _i32(values.shape[2])),
+        )
 
     def stage(self, plan: Plan, kv_heads: int, size: int) -> Staged:
         """Bring a plan to the device; `size` is that of a head's result."""

@@ -24,7 +24,9 @@ from octavo.kernels.cuda.instances import (
     append_instance,
     append_latent_instance,
     attention_instance,
+    expand_latent_instance,
     gate_instance,
+    gather_latent_instance,
     latent_instance,
     logits_instance,
     merge_instance,
@@ -42,7 +44,7 @@ HEAD_SIZES = (64, 80, 96, 128, 256)
 LATENT = (512, 64)
 """What a token's latent KV is made of in models with multi-head latent attention: content, rotated."""
 EXPANDED = 192
-"""Their head size in prefill, values padded to it."""
+"""Their head size where latents are expanded, values padded to it."""
 
 _SHARED_KB = {80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 120: 99, 121: 99}
 _B16, _H16, _FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
@@ -99,9 +101,11 @@ def _attention(arch: str) -> list[Shipped]:
                 found.append(Shipped(merge_instance(dtype, size, rows), 128))
             found += [Shipped(append_instance(heads, interleaved=interleaved), 128) for interleaved in (False, True)]
     expanded = Heads(8, _B16, PoolLayout(1, 16, 8, EXPANDED, _B16), 1.0)
-    for rows in rows_on(arch, expanded)[1:]:
-        found.append(Shipped(*attention_instance(expanded, rows, bulk=bulk, shared_limit=limit)))
     found += [
+        Shipped(*attention_instance(expanded, rows_on(arch, expanded)[-1], bulk=bulk, shared_limit=limit)),
+        Shipped(merge_instance(_B16, EXPANDED, rows_on(arch, expanded)[-1]), 128),
+        Shipped(gather_latent_instance(_B16, LATENT), 128),
+        Shipped(expand_latent_instance(_B16, LATENT, EXPANDED), 128),
         *(Shipped(*latent_instance(_B16, LATENT, trees=trees, shared_limit=limit)) for trees in (False, True)),
         Shipped(merge_instance(_B16, LATENT[0], DECODE_ROWS), 128),
         Shipped(append_latent_instance(_B16, LATENT), 128),

@@ -28,7 +28,9 @@ from octavo.kernels.cuda.instances import (
     append_instance,
     append_latent_instance,
     attention_instance,
+    expand_latent_instance,
     gate_instance,
+    gather_latent_instance,
     latent_instance,
     logits_instance,
     merge_instance,
@@ -93,6 +95,7 @@ def instances() -> list[Instance]:
         found += [latent_instance(torch.bfloat16, sizes, shared_limit=limit)[0] for limit in LATENT_LIMITS]
         found.append(latent_instance(torch.bfloat16, sizes, trees=True, shared_limit=LATENT_LIMITS[0])[0])
         found += [append_latent_instance(torch.bfloat16, sizes), merge_instance(torch.bfloat16, sizes[0], DECODE_ROWS)]
+    found += [gather_latent_instance(torch.bfloat16, (64, 16)), expand_latent_instance(torch.bfloat16, (64, 16), 64)]
     found += [COPY_BLOCKS, SPEC_VERIFY, plan_instance(PLAN_THREADS)[0], sample_instance(THREADS)]
     found.append(reject_instance(THREADS)[0])
     return found

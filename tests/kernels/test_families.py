@@ -159,6 +159,74 @@ def test_a_crowd_over_latents_says_what_each_says_alone(tmp_path: Path, resident
     assert run(96, slots=4, budget=15, crash_at=6).said == run(1024, slots=1, depth=1, caching=False).said
 
 
+EXPANDED = {"qk_nope_head_dim": 16, "v_head_dim": 16}
+"""Heads so much smaller than latents that to expand them pays behind prefixes, too."""
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_long_chunks_are_expanded(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
+    """Beside decodes and behind a prefix that is cached: logits as near to transformers in fp32 as otherwise."""
+    model = save_family(name, tmp_path, **(sizes_of(name) | EXPANDED))
+    ids = [(i * 61 + i * i) % VOCAB for i in range(210)]
+    with torch.inference_mode():
+        whole, other = (model(torch.tensor([some])).logits[0] for some in (ids, IDS))
+        rounded = torch.nn.Module.to(model, torch.float16)(torch.tensor([ids])).logits[0].float()
+    loaded, table = in_fp32(from_folder(tmp_path)), [*range(4, 18)]
+    theirs = float((rounded - whole).square().mean(dim=-1).median().sqrt())
+    for order in (0, 1):
+        decoder = Decoder(loaded, resident_kernels(order), torch.float16, 16, exact=False)
+        decoder.allocate(18)
+        forward = Forward(decoder, again)
+        waves: list[int] = []
+        expand = decoder.expansion
+        assert expand is not None
+        made: list[torch.Tensor] = []
+        with torch.inference_mode():
+            for first, last, beside in ((0, 90, (0, 51)), (90, 180, (51, 52)), (180, 210, None)):
+                each = [Span(ids[first:last], first, table)]
+                if beside:
+                    each.insert(0, Span(IDS[slice(*beside)], beside[0], [0, 1, 2, 3]))
+                batch = build(each, 16)
+                divided, rest = expand.divide(batch, 40)
+                waves.append(0 if divided is None else len(divided.waves))
+                assert (0 if rest is None else len(rest.ids)) == len(batch.ids) - (last - first) * waves[-1]
+                made.append(forward.logits(forward.run(batch), list(range(len(batch.ids)))).clone())
+        assert waves == [1, 1, 0]
+        errors = torch.cat((made[0][51:], made[1][1:], made[2])) - whole
+        assert float(errors.square().mean(dim=-1).median().sqrt()) < ROUNDING * theirs
+        beside_them = torch.cat((made[0][:51], made[1][:1])) - other
+        assert float(beside_them.square().mean(dim=-1).median().sqrt()) < ROUNDING * theirs
+
+
+def test_a_crowd_whose_prompts_are_expanded_says_what_it_does_absorbed(
+    tmp_path: Path, resident_kernels: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the production scheduler and KV-manager: chunks behind shared prefixes, beside decodes."""
+    save_family("deepseek_v2", tmp_path, **(sizes_of("deepseek_v2") | EXPANDED))
+    long = [(i * 61 + i * i) % VOCAB for i in range(170)]
+    requests = [asked(0, IDS[:20], tokens=12), asked(1, long, tokens=6), asked(2, [*long[:144], *IDS], tokens=6, n=2)]
+    expanded: list[int] = []
+
+    def run(mode: Mode) -> Replica:
+        made = CudaExecutor.on(resident_kernels(1), config(tmp_path, mode=mode), torch.float16, Bytes(), again)
+        if (found := made.forward.decoder.expansion) is not None:
+            attend = found.attention
+
+            def counted(*given: Any) -> torch.Tensor:
+                expanded.append(len(given[0]))
+                return attend(*given)
+
+            monkeypatch.setattr(found, "attention", counted)
+        replica = Replica(made, policy="off", budget=80)
+        replica.run(requests)
+        return replica
+
+    want = run("exact").said
+    assert not expanded
+    assert run("fast").said == want
+    assert len(expanded) >= 8
+
+
 def test_trees_of_guesses_over_latents_change_no_bit(tmp_path: Path, resident_kernels: Maker) -> None:
     """What was right stays in the cells of its positions, and its log-probabilities with it."""
     save_family("deepseek_v2", tmp_path, **sizes_of("deepseek_v2"))

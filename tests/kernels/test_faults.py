@@ -52,6 +52,11 @@ def absorbed(name: str) -> Callable[[Kernels], None]:
     return lambda kernels: test_attention.close(*latent.run(kernels, latent.CASES[name]))
 
 
+def expanding(kernels: Kernels) -> None:
+    out, want = test_latent.expanded(kernels)
+    assert (out - want).abs().max() < 0.03 * want.abs().max()
+
+
 def append(normed: bool, rotated: int, kv_dtype: torch.dtype = torch.bfloat16) -> Callable[[Kernels], None]:
     spec = replace(LONG, kv_dtype=kv_dtype).spec
     return lambda kernels: test_pool.append(lambda _: kernels, spec, normed, rotated, False, 0)
@@ -133,6 +138,7 @@ CHECKS: dict[str, Callable[[Kernels], None]] = {
     "latent": absorbed("many heads"),
     "latent split": absorbed("split, blocks of 32"),
     "latent tree": absorbed("trees"),
+    "expanded": expanding,
     "append latent": lambda kernels: test_latent.test_append(lambda _: kernels, False, 0),
     "verify": lambda kernels: test_verify.test_trees(lambda _: kernels, 0),
     "reject": rejection,

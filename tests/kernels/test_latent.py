@@ -1,17 +1,21 @@
-"""Latent attention (MLA) on the emulator: absorbed decode against fp64, and the same model expanded for prefill."""
+"""Latent attention (MLA) on the emulator against fp64: absorbed, and expanded for chunks of prompts."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from octavo.executors.cuda import expansion
+from octavo.executors.cuda.batch import build
+from octavo.executors.cuda.expansion import Expansion, pays, share, shares
+from octavo.executors.loading.spec import Latent
+from octavo.executors.residents import Span, slots_of
 from octavo.kernels.cuda import reference
 from octavo.kernels.cuda.emulator import Emulator
-from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS, Heads
 from octavo.kernels.cuda.launch import Kernels, Step
-from octavo.kernels.cuda.plan import Query, plan
-from octavo.kernels.cuda.pool import LatentLayout, PoolLayout
+from octavo.kernels.cuda.pool import LatentLayout
 from tests.kernels.conftest import Maker
 from tests.kernels.latent import CASES, LATENT_LIMITS, LATENTS, LatentCase, run
 from tests.kernels.test_attention import close
@@ -49,47 +53,81 @@ def test_append(kernels: Maker, interleaved: bool, order: int) -> None:
     assert (got == want.bfloat16().float()).float().mean() > 0.99  # but for sums that fall between two numbers
 
 
-def test_prefill_expanded_and_decode_absorbed_are_one_model(kernels: Maker) -> None:
-    """Keys and values made of the latent rows for every head, against queries taken into the latent space."""
-    heads, content, rotated, plain, length = 4, 64, 16, 32, 70
-    generator = torch.Generator().manual_seed(1)
+EXPANDED = Latent(64, 16, 40, 32)
+"""Keys of 56 numbers, which are padded to 64."""
+
+
+def expanded(kernels: Kernels, fill: int = 0, order: int = 0) -> tuple[Tensor, Tensor]:
+    """What `Expansion` gives for two sequences, one of them behind a prefix, in groups of heads if memory is short, and
+    what attention over keys and values made in fp64 does, [tokens, heads, values]. The pool is NaN where nothing was
+    written."""
+    latent, heads, size = EXPANDED, 4, 32
+    generator = torch.Generator().manual_seed(order + 1)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    latent = random(80, content + rotated).bfloat16().float()
-    up_k, up_v = (random(heads, plain, content) * content**-0.5 for _ in range(2))
-    q = random(1, heads, plain + rotated)
-    scale = (plain + rotated) ** -0.5
-    made = kernels(1)
-
-    # Expanded: a head has its own keys of 48 numbers, and values of 32 padded to as many.
-    wide = plain + rotated
+    layout = LatentLayout(8, size, latent.rank, latent.rotated, torch.bfloat16)
+    plain = torch.full((8 * size, layout.width), torch.nan)
+    lengths, starts = [150, 70], [80, 0]
+    tables = np.array([[5, 2, 0, 6, 3], [7, 1, 4, 0, 0]], dtype=np.int32)
+    for row, length in enumerate(lengths):
+        slots = torch.from_numpy(slots_of(tables[row], np.arange(length), size))
+        plain[slots] = random(length, layout.width).bfloat16().float()
+    into, out_of = random(heads, latent.kept, 64) * 0.2, random(heads, 64, latent.values) * 0.2
+    spans = [Span([0] * (n - at), at, tables[i]) for i, (n, at) in enumerate(zip(lengths, starts, strict=True))]
+    batch = build(spans, size)
+    q = random(len(batch.ids), heads, latent.kept + latent.rotated).bfloat16()
+    made = Expansion(kernels, layout, latent, heads, 0.2, 250)
+    (wave,) = made.waves(batch, [share(batch, [0, 1], heads)], fill)
+    both = into.bfloat16(), out_of.bfloat16()
+    out = made.attention(q, wave, *both, layout.pack(plain))
     keys = torch.cat(
-        (torch.einsum("nc,hpc->nhp", latent[:, :content], up_k), latent[:, None, content:].expand(-1, heads, -1)), -1
+        (torch.einsum("nr,hpr->nhp", plain[:, :64].double(), both[0].double()),
+         plain[:, None, 64:].double().expand(-1, heads, -1)), dim=-1,
+    )  # fmt: skip
+    values = torch.einsum("nr,hrv->nhv", plain[:, :64].double(), both[1].double())
+    padded = torch.nn.functional.pad(values, (0, keys.shape[-1] - latent.values))
+    want = reference.attention(
+        q, torch.stack((keys, padded)), torch.from_numpy(tables), batch.queries(), block_size=size, scale=0.2
     )
-    values = torch.nn.functional.pad(torch.einsum("nc,hpc->nhp", latent[:, :content], up_v), (0, rotated))
-    expanded = Heads(heads, torch.bfloat16, PoolLayout(5, 16, heads, wide, torch.bfloat16), scale)
-    step = Step(
-        torch.tensor([length - 1], dtype=torch.int32),
-        torch.empty(0),
-        torch.zeros(1, dtype=torch.int32),
-        torch.arange(5, dtype=torch.int32).view(1, 5),
-    )
-    query = Query(0, 0, 1, length)
-    mixed = torch.empty(1, heads, wide).bfloat16()
-    staged = made.stage(plan([query], 1, PREFILL_ROWS), heads, wide)
-    made.attention(expanded, step, staged, q.bfloat16(), expanded.layout.pack(torch.stack((keys, values))), mixed)
+    return out, want[..., : latent.values]
 
-    # Absorbed: up_k goes into the query, up_v comes after the attention.
-    layout = LatentLayout(5, 16, content, rotated, torch.bfloat16)
-    absorbed = torch.cat((torch.einsum("thp,hpc->thc", q[..., :plain], up_k), q[..., plain:]), -1).bfloat16()
-    inner = torch.empty(1, heads, content).bfloat16()
-    staged = made.stage(plan([query], heads, DECODE_ROWS), 1, content)
-    made.attention_latent(layout, step, staged, absorbed, layout.pack(latent), inner, scale)
-    outer = torch.einsum("thc,hpc->thp", inner.float(), up_v)
-    torch.testing.assert_close(mixed[..., :plain].float(), outer, rtol=0.02, atol=0.02)
-    assert mixed[..., plain:].float().abs().max() == 0
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+@pytest.mark.parametrize(("room", "fill"), [(1 << 17, 0), (500, 0), (500, 40)])
+def test_expanded(warpgroups: Maker, monkeypatch: pytest.MonkeyPatch, room: int, fill: int, order: int) -> None:
+    """All heads at once, or two by two; whole contexts, or in parts."""
+    monkeypatch.setattr(expansion, "ROOM", room)
+    out, want = expanded(warpgroups(order), fill, order)
+    assert (out - want).abs().max() < 0.03 * want.abs().max()
+
+
+def test_it_pays_to_expand_when_there_are_fewer_products() -> None:
+    """Counted pair by pair, for DeepSeek-V2's heads."""
+    latent = Latent(512, 64, 128, 128)
+    made = 2 * 512 * (128 + 128)
+    for tokens, prefix in ((1, 0), (70, 30), (100, 150), (180, 10**4), (200, 10**5), (512, 7)):
+        pairs = sum(prefix + i + 1 for i in range(tokens))
+        absorbed = pairs * 2 * (576 + 512) + tokens * made
+        assert pays(latent, tokens, prefix + tokens) == (pairs * 2 * (192 + 192) + (prefix + tokens) * made < absorbed)
+    assert next(tokens for tokens in range(180, 190) if pays(latent, tokens, 10**7 + tokens)) == 187
+    assert all(pays(latent, tokens, tokens) for tokens in range(1, 300))
+
+
+def test_what_is_expanded_at_once_has_room() -> None:
+    """Decodes, trees and short chunks stay, a context that is too long does; others share as much as there is room
+    for."""
+    latent, spans = Latent(512, 64, 128, 128), []
+    for i, (tokens, start) in enumerate([(1, 500), (300, 0), (64, 0), (300, 200), (400, 700), (100, 900), (200, 810)]):
+        spans.append(Span([0] * tokens, start, [*range(100 * i, 100 * i + 64)]))
+    found = shares(build(spans, 32), latent, 6, 1024)
+    assert [(share.rows, share.heads) for share in found] == [([1, 3], 6), ([6], 6)]
+    (first, second) = found
+    assert first.tables.tolist() == [[*range(19), *[0] * 13], [*range(19, 51)]]
+    assert first.tiles.tolist() == [*range(200, 219), *range(600, 632)]
+    assert len(second.tiles) == 64
+    assert second.tiles[:3].tolist() == [1200, 1201, 1202]
 
 
 def test_tokens_move_as_if_at_once() -> None:

@@ -37,6 +37,8 @@ REGISTERS = {
     "attn_merge": 64,
     "append_kv": 48,
     "append_latent": 48,
+    "gather_latent": 48,
+    "expand_latent": 48,
     "add_rmsnorm": 48,
     "gate_mul": 40,
     "logits": 64,
