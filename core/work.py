@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.core.messages import Kind, StepBind, StepPlan
+from octavo.core.messages import Col, Kind, StepBind, StepPlan, StepResult
 
 
 class Work(NamedTuple):
@@ -25,27 +25,41 @@ class Work(NamedTuple):
     """Blocks copied before them: for forks, out to host memory, and in from it."""
     rounds: int = 1
     """Times that the sequences decoded, one after the other: in each the whole model is computed."""
+    guesses: int = 0
+    """Tokens computed to see whether they were guessed right."""
 
 
-def step_work(plan: StepPlan, bind: StepBind) -> Work:
-    """Of the plan's items but for those that were not bound. What a decode attends to is its capacity, an upper
+def step_work(plan: StepPlan, bind: StepBind, result: StepResult) -> Work:
+    """Of the plan's items but for those that were not bound, as far as they went: decodes may be given fewer guesses
+    than were planned, and end before their last round. What a decode attends to is counted from its capacity, an upper
     bound that is exact to within the steps under way."""
     if not len(bind.skipped) and Kind.CHUNK not in plan.kind.tolist() and int(plan.n.max(initial=1)) == 1:
         tokens = sum(plan.start_or_cap.tolist())  # the common step: one token each
         return Work(0, len(plan.n), tokens, tokens, len(bind.copy_src))
-    n, at, chunk = plan.n, plan.start_or_cap, plan.kind == Kind.CHUNK
+    chunk = plan.kind == Kind.CHUNK
+    first = np.where(chunk, plan.start_or_cap, plan.start_or_cap - plan.n) + 1
+    n = np.where(chunk, plan.n, _decoded(plan, result))
     if len(bind.skipped):
         kept = np.ones(len(n), dtype=np.bool_)
         kept[bind.skipped] = False
-        n, at, chunk = n[kept], at[kept], chunk[kept]
-    ends = at + n * chunk
-    first = np.where(chunk, at, ends - n) + 1
-    attention = int((n.astype(np.int64) * (first + ends)).sum()) // 2
+        n, first, chunk = n[kept], first[kept], chunk[kept]
+    last = first + n - 1
+    attention = int((n.astype(np.int64) * (first + last)).sum()) // 2
     return Work(
         prefill_tokens=int((n * chunk).sum()),
         decodes=len(n) - int(chunk.sum()),
         attention=attention,
-        kv_tokens=int(ends.sum(dtype=np.int64)) if plan.rounds == 1 else attention,
+        kv_tokens=int(last.sum(dtype=np.int64)) if plan.rounds == 1 else attention,
         copied=len(bind.copy_src),
-        rounds=plan.rounds,
+        rounds=result.rounds,
+        guesses=int(result.drafted.sum()),
     )
+
+
+def _decoded(plan: StepPlan, result: StepResult) -> Col:
+    """Tokens that each item computed if it is a decode, shape [items]: one and its guesses, or one a round."""
+    computed = result.n_new if plan.rounds > 1 else 1 + result.drafted if len(result.drafted) else None
+    if computed is None:
+        return np.ones(len(plan.n), dtype=np.int32)
+    by_slot = dict(zip(result.slot.tolist(), computed.tolist(), strict=True))
+    return np.array([by_slot.get(slot, 1) for slot in plan.slot.tolist()], dtype=np.int32)

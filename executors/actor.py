@@ -131,8 +131,8 @@ class ExecutorActor(Shell):
         self.station.send(Role.SCHEDULER, encode(result), dest_gen=plan.scheduler_gen)
         self._steps += result.rounds
         self._tokens += len(result.tokens)
-        work = step_work(plan, bind)._replace(rounds=result.rounds)
-        self._count(work.prefill_tokens + work.decodes, result.rounds)
+        work = step_work(plan, bind, result)
+        self._count(work.prefill_tokens + work.decodes + work.guesses, result.rounds)
         before, self._saturated = self._saturated, self._executor.stats.get("kv_saturated", 0)
         self.events.emit(
             StepExecuted(

@@ -305,6 +305,7 @@ class StepExecuted(Event, frozen=True, kw_only=True, tag="step.executed"):
     kv_tokens: int
     copied: int = 0
     rounds: int = 1
+    guesses: int = 0
     saturated: int = 0
 
 

@@ -111,8 +111,9 @@ def points(run: Run, costs: Costs, machine: Machine) -> Iterator[StepPoint]:
 
 def work(done: StepExecuted, costs: Costs) -> tuple[float, float]:
     """Operations and bytes of a step."""
-    tokens = done.prefill_tokens + done.decodes * done.rounds
-    flops = 2 * costs.body * tokens + 2 * costs.head * done.tokens + costs.attention_flops * done.attention
+    tokens = done.prefill_tokens + done.decodes * done.rounds + done.guesses
+    sampled = done.rows + done.guesses if done.guesses else done.tokens
+    flops = 2 * costs.body * tokens + 2 * costs.head * sampled + costs.attention_flops * done.attention
     weights = costs.body + (costs.head if done.tokens else 0)
     read = weights * costs.weight_bytes * done.rounds
     return float(flops), read + (done.kv_tokens + tokens) * costs.kv_bytes

@@ -54,7 +54,7 @@ def command(
 def describe(fitted: CostFile) -> str:
     """The model and how far it is off, in words."""
     cost = fitted.cost
-    terms = ", ".join(f"{term} {getattr(cost, term) * 1e6:.4g} µs" for term in TERMS)
+    terms = ", ".join(f"{term} {price * 1e6:.4g} µs" for term in TERMS if (price := getattr(cost, term)) is not None)
     hops = ", ".join(
         f"{hop} {getattr(cost, hop) * 1e6:.0f} µs"
         for hop in ("to_kv", "to_executor", "between", "to_scheduler", "to_client")

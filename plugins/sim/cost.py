@@ -26,6 +26,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """For each prompt token computed."""
     decode: NotNegative = 3.4e-3
     """For each sequence that decodes."""
+    guess: NotNegative | None = None
+    """For each guessed token that is verified; None: as much as `decode`."""
     attention: NotNegative = 1.5e-6
     """For each pair of a computed token and a token that it attends to."""
     kv_token: NotNegative = 5.9e-5
@@ -53,6 +55,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             + self.step * work.rounds
             + self.prefill_token * work.prefill_tokens
             + self.decode * work.decodes * work.rounds
+            + (self.decode if self.guess is None else self.guess) * work.guesses
             + self.attention * work.attention
             + self.kv_token * work.kv_tokens
         )

@@ -16,8 +16,10 @@ from octavo.plugins.sim.cost import CostFile, CostModel
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-TERMS = ("step", "prefill_token", "decode", "attention", "kv_token", "copied_block")
+TERMS = ("step", "prefill_token", "decode", "attention", "kv_token", "copied_block", "guess")
 """Coefficients of the model, by column of the work."""
+RARE = ("copied_block", "guess")
+"""Of work that a run may have none of: then it says nothing of the price."""
 _WAY = ("request.received", "request.queued", "request.first_token", "request.taken")
 LEAST_STEPS = 20
 REWEIGHTINGS = 8
@@ -63,6 +65,7 @@ def fit(events: Iterable[Mapping[str, Any]], source: str) -> CostFile:
                 e["attention"],
                 e["kv_tokens"],
                 e.get("copied", 0),
+                e.get("guesses", 0),
             ]
             for e in executed
         ],
@@ -73,8 +76,9 @@ def fit(events: Iterable[Mapping[str, Any]], source: str) -> CostFile:
     predicted = work @ coefficients
     errors = np.abs(predicted - seconds) / seconds
     terms = dict(zip(TERMS, coefficients.tolist(), strict=True))
-    if not work[:, -1].any():  # a run without copies says nothing of what one costs
-        del terms["copied_block"]
+    for term in RARE:
+        if not work[:, TERMS.index(term)].any():
+            del terms[term]
     cost = CostModel(**terms, **_hops(list(steps.values()), requests)._asdict())
     return CostFile(
         cost=cost,

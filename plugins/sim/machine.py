@@ -175,9 +175,10 @@ class Machine:
     def _execute(self, plan: StepPlan, bind: StepBind) -> None:
         """Steps run one after the other, in the order in which they were bound."""
         started = max(self.now_ns, self._executor_free_ns)
-        work = step_work(plan, bind)
+        computed = self._executor.execute(plan, bind)
+        work = step_work(plan, bind, computed)
         finished = started + _ns(self._cost.duration_s(work))
-        result = replace(self._executor.execute(plan, bind), started_ns=started, finished_ns=finished)
+        result = replace(computed, started_ns=started, finished_ns=finished)
         self._executor_free_ns = finished + _ns(self._cost.between)
         executed = StepExecuted(
             step=plan.step,

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from octavo.core.trace.catalogue import (
@@ -98,6 +99,10 @@ def test_work_is_counted_from_the_models_shape() -> None:
     flops, traffic = work(done, found)
     assert flops == 2 * 136_000 * 11 + 2 * 64_000 * 2 + 512 * 60
     assert traffic == 200_000 * 4 + (25 + 11) * 512
+    guessed = msgspec.structs.replace(done, guesses=4)  # each is computed, and goes through the output matrix
+    flops, traffic = work(guessed, found)
+    assert flops == 2 * 136_000 * 15 + 2 * 64_000 * 7 + 512 * 60
+    assert traffic == 200_000 * 4 + (25 + 15) * 512
 
 
 def test_what_a_run_was_on_is_in_its_trace() -> None:

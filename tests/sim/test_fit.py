@@ -27,6 +27,7 @@ def works(count: int, seed: int = 0) -> list[Work]:
             attention=int(rng.integers(1, 100_000)),
             kv_tokens=int(rng.integers(1, 10_000)),
             copied=int(rng.integers(0, 50)),
+            guesses=int(rng.integers(0, 20)),
         )
         for _ in range(count)
     ]
@@ -37,11 +38,16 @@ def executed(step: int, work: Work, ns: int) -> dict[str, Any]:
     return {**fixed, "execute_ns": ns, **work._asdict()}
 
 
-@given(st.tuples(*[coefficients] * 6))
+def columns(one: Work) -> list[int]:
+    """In the order of `TERMS`."""
+    return [1, one.prefill_tokens, one.decodes, one.attention, one.kv_tokens, one.copied, one.guesses]
+
+
+@given(st.tuples(*[coefficients] * len(TERMS)))
 @settings(deadline=None, max_examples=30)
 def test_the_model_that_made_the_steps_is_found(made: tuple[float, ...]) -> None:
     model = CostModel(**dict(zip(TERMS, made, strict=True)))
-    work = np.array([[1, *one] for one in works(200)], dtype=np.float64)
+    work = np.array([columns(one) for one in works(200)], dtype=np.float64)
     seconds = np.array([model.duration_s(one) for one in works(200)])
     found = solve(work, seconds)
     assert (found >= 0).all()
@@ -72,6 +78,19 @@ def test_a_run_that_copied_nothing_leaves_the_price_of_a_copy_as_it_was() -> Non
     unknown = fit([executed(i, work, round(model.duration_s(work) * 1e9)) for i, work in enumerate(idle)], "x")
     assert priced.cost.copied_block == pytest.approx(1.0, rel=1e-3)
     assert unknown.cost.copied_block == CostModel().copied_block
+
+
+def test_a_run_without_guesses_prices_them_as_decodes() -> None:
+    model = CostModel(decode=1e-3, guess=5e-3)
+    quiet = [work._replace(guesses=0) for work in works(100)]
+    priced, unknown = (
+        fit([executed(i, work, round(model.duration_s(work) * 1e9)) for i, work in enumerate(run)], "x").cost
+        for run in (works(100), quiet)
+    )
+    assert (priced.decode, priced.guess) == pytest.approx((1e-3, 5e-3), rel=1e-3)
+    assert unknown.decode == pytest.approx(1e-3, rel=1e-3)
+    assert unknown.guess is None
+    assert unknown.duration_s(Work(0, 2, 0, 0, guesses=3)) == pytest.approx(unknown.step + 5 * unknown.decode)
 
 
 def test_hops_are_means_of_the_way() -> None:
