@@ -23,7 +23,7 @@ DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS = TILE, 4 * TILE, 8 * TILE
 """Packed rows in a work of each attention kernel."""
 ROW_THREADS, SAMPLE_THREADS, PLAN_THREADS = 256, 512, 256
 """Of a block, in kernels that give one to a row of numbers, to a row of logits, to a plan."""
-SAMPLE_SHARED = 256 * (8 + 4) + 32 * 16 + 3 * 8 + 16 + 2 * 4
+SAMPLE_SHARED = 256 * (8 + 4) + 32 * (16 + 8) + 3 * 8 + 16 + 2 * 4
 """Of struct Shared in sample.cu."""
 ACTIVATIONS = {"silu": "Silu", "gelu": "Gelu", "gelu_tanh": "GeluTanh"}
 
@@ -156,12 +156,13 @@ def logits_instance(dtype: torch.dtype, threads: int) -> Instance:
     return Instance("logits.cu", f"logits<{NAMES[dtype]},{threads}>")
 
 
-def sample_instance(threads: int) -> Instance:
-    return Instance("sample.cu", f"sample<{threads}>")
+def sample_instance(threads: int, *, whole: bool = False) -> Instance:
+    """What draws a token, or with `whole` gives the distribution that it would be drawn from."""
+    return Instance("sample.cu", f"sample<{threads},{_flag(whole)}>")
 
 
 def reject_instance(threads: int) -> tuple[Instance, int, int]:
-    return Instance("spec_verify.cu", f"spec_reject<{threads}>"), threads, threads // 32 * 16
+    return Instance("spec_verify.cu", f"spec_reject<{threads}>"), threads, 32 * (16 + 8) + 65 * 16
 
 
 COPY_BLOCKS = Instance("copy_blocks.cu", "copy_blocks")

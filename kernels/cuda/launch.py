@@ -459,22 +459,44 @@ class Kernels:
             )
         return tokens, path, counts
 
-    def reject(
-        self, firsts: Tensor, guesses: Tensor, target: Tensor, chances: Tensor | None, draws: Draws | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Rejection sampling of chains: tokens as `verify` lays them out, and how many.
+    def distributions(self, scores: Tensor, draws: Draws | Tensor) -> Tensor:
+        """What tokens would be drawn from, fp64, in place of the scores; zeros where a row has no finite maximum."""
+        n, vocabulary = scores.shape
+        if n:
+            self._get(sample_instance(self._sampling_threads, whole=True))(
+                (n,),
+                (self._sampling_threads,),
+                (*_pointers(scores, self._draws(draws), None), _i32(vocabulary)),
+                shared_mem=SAMPLE_SHARED,
+            )
+        return scores
 
-        `target` fp64 [nodes, vocabulary] are the target's distributions at each node, `chances` those that the guess
-        *after* it was drawn from (None: guesses were certain); guesses[i] is the guess after node i."""
+    def reject(
+        self,
+        firsts: Tensor,
+        guesses: Tensor,
+        parents: Tensor,
+        target: Tensor,
+        chances: Tensor,
+        drawn_from: Tensor,
+        draws: Draws | Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Rejection sampling of guesses laid out as for `verify`: tokens likewise, and how many; at a node that has no
+        distribution -1, and no more.
+
+        `target` fp64 [nodes, vocabulary] are the target's distributions at each node, `chances` [*, vocabulary] those
+        that guesses were drawn from: `drawn_from` int32 [nodes] says whose is which, below 0 that it was certain. At
+        most 64 guesses have one parent."""
         tokens = torch.empty(len(target), dtype=torch.int32, device=self.device)
         counts = torch.empty(len(firsts) - 1, dtype=torch.int32, device=self.device)
         if len(counts):
             instance, threads, shared = reject_instance(self._sampling_threads)
+            packed = self._draws(draws)
             self._get(instance)(
                 (len(counts),),
                 (threads,),
                 (
-                    *_pointers(firsts, guesses, target, chances, self._draws(draws), tokens, counts),
+                    *_pointers(firsts, guesses, parents, target, chances, drawn_from, packed, tokens, counts),
                     _i32(target.shape[1]),
                 ),
                 shared_mem=shared,

@@ -51,6 +51,15 @@ FN uint64_t bits_of(double x) {
   return bits;
 #endif
 }
+FN double double_of(uint64_t bits) {
+#if DEVICE
+  return __longlong_as_double((long long)bits);
+#else
+  double x;
+  std::memcpy(&x, &bits, 8);
+  return x;
+#endif
+}
 FN uint32_t high_product(uint32_t a, uint32_t b) {
 #if DEVICE
   return __umulhi(a, b);

@@ -1,4 +1,5 @@
-// Scores to a token: greedy, or temperature, top-k, top-p, min-p, typical and a Gumbel-max draw. One block for a row.
+// Scores to a token: greedy, or temperature, top-k, top-p, min-p, typical and a Gumbel-max draw. Or, if WHOLE, to the
+// distribution that it would be drawn from, in their place; zeros if no token can be. One block for a row.
 //
 // Exact and the same in every run: the last token kept is found by radix selection over (score, then lower id first),
 // masses are summed in integers of 2^-45 of the most likely token's, and noise belongs to
@@ -20,6 +21,7 @@ struct Shared {
   uint64_t mass[256];
   uint32_t count[256];
   Candidate best[32];
+  double sums[32];
   uint64_t need, total, depth;
   Last last;
   int found, sick;
@@ -27,13 +29,13 @@ struct Shared {
 
 }  // namespace
 
-template <int THREADS>
-__global__ void __launch_bounds__(THREADS)
-sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, int* __restrict__ tokens, int vocabulary) {
+template <int THREADS, bool WHOLE>
+__global__ void __launch_bounds__(THREADS, 2)
+sample(double* __restrict__ all_scores, const Draw* __restrict__ draws, int* __restrict__ tokens, int vocabulary) {
   SHARED_MEMORY(memory);
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const Draw draw = draws[blockIdx.x];
-  const double* scores = all_scores + (int64_t)blockIdx.x * vocabulary;
+  const Draw& draw = draws[blockIdx.x];
+  double* scores = all_scores + (int64_t)blockIdx.x * vocabulary;
   const double none = (double)minus_infinity();
 
   if (threadIdx.x == 0) shared.sick = 0;
@@ -45,12 +47,11 @@ sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, in
     if (better(one, top)) top = one;
   }
   top = best_of_block<THREADS>(shared.best, top);
-  if (shared.sick || top.value == none) {
-    if (threadIdx.x == 0) tokens[blockIdx.x] = -1;
-    return;
-  }
-  if (draw.temperature == 0) {
-    if (threadIdx.x == 0) tokens[blockIdx.x] = top.id;
+  const bool sick = shared.sick || top.value == none;
+  if (sick || draw.temperature == 0) {
+    if constexpr (WHOLE)
+      for (int id = threadIdx.x; id < vocabulary; id += THREADS) scores[id] = !sick && id == top.id ? 1.0 : 0.0;
+    else if (threadIdx.x == 0) tokens[blockIdx.x] = sick ? -1 : top.id;
     return;
   }
 
@@ -114,7 +115,7 @@ sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, in
     __syncthreads();
     last = select(kept, true, share(draw.top_p));
   }
-  const double least = draw.min_p > 0 ? log(fmin(draw.min_p, 1.0)) : none;
+  const double least = draw.min_p > 0 ? logarithm(fmin(draw.min_p, 1.0)) : none;
 
   // Typical: nearest to the mean of scores, which is as far below the best as `depth` says. Of equally near ones all.
   double mean = 0;
@@ -140,26 +141,24 @@ sample(const double* __restrict__ all_scores, const Draw* __restrict__ draws, in
     nearest = select(nearness, true, share(draw.typical_p)).key;
   }
 
-  Candidate chosen = {none, 0x7FFFFFFF};
-  for (int quad = threadIdx.x; quad < (vocabulary + 3) / 4; quad += THREADS) {
-    bool any = false;
-    double values[4];
+  auto running = [&](int id) { return nearness(id) != none && key_of(nearness(id)) >= nearest; };
+
+  if constexpr (WHOLE) {
+    double mine = 0;
+    for (int id = threadIdx.x; id < vocabulary; id += THREADS)
+      mine += scores[id] = running(id) ? exp(relative(scores[id])) : 0.0;
+    const double all = sum_of_block<THREADS>(shared.sums, mine);
+    for (int id = threadIdx.x; id < vocabulary; id += THREADS) scores[id] /= all;
+  } else {
+    Candidate chosen = {none, 0x7FFFFFFF};
+    for (int quad = threadIdx.x; quad < (vocabulary + 3) / 4; quad += THREADS) {
+      int those = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int id = 4 * quad + i;
-      values[i] = none;
-      if (id >= vocabulary || nearness(id) == none || key_of(nearness(id)) < nearest) continue;
-      values[i] = relative(scores[id]), any = true;
+      for (int i = 0; i < 4; i++)
+        if (4 * quad + i < vocabulary && running(4 * quad + i)) those |= 1 << i;
+      if (those) chosen = noisiest(chosen, draw, quad, those, SAMPLE, [&](int id) { return relative(scores[id]); });
     }
-    if (!any) continue;
-    const Words words = words_of(draw, quad);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      if (values[i] == none) continue;
-      const Candidate one = {values[i] + gumbel(words.of[i]), 4 * quad + i};
-      if (better(one, chosen)) chosen = one;
-    }
+    chosen = best_of_block<THREADS>(shared.best, chosen);
+    if (threadIdx.x == 0) tokens[blockIdx.x] = chosen.id;
   }
-  chosen = best_of_block<THREADS>(shared.best, chosen);
-  if (threadIdx.x == 0) tokens[blockIdx.x] = chosen.id;
 }

@@ -79,7 +79,7 @@ def shipped(arch: str) -> list[Shipped]:
     found += [
         Shipped(*plan_instance(PLAN_THREADS)),
         Shipped(COPY_BLOCKS, 256),
-        Shipped(sample_instance(SAMPLE_THREADS), SAMPLE_THREADS, SAMPLE_SHARED),
+        *(Shipped(sample_instance(SAMPLE_THREADS, whole=w), SAMPLE_THREADS, SAMPLE_SHARED) for w in (False, True)),
         Shipped(SPEC_VERIFY, 32),
         Shipped(*reject_instance(SAMPLE_THREADS)),
     ]

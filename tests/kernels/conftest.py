@@ -54,6 +54,7 @@ PROBES = [
     "probe_narrow",
     "probe_widen",
     "probe_noise",
+    "probe_logarithm",
     "probe_mma",
     "probe_lost_barrier",
     "probe_race",
@@ -97,6 +98,7 @@ def instances() -> list[Instance]:
         found += [append_latent_instance(torch.bfloat16, sizes), merge_instance(torch.bfloat16, sizes[0], DECODE_ROWS)]
     found += [gather_latent_instance(torch.bfloat16, (64, 16)), expand_latent_instance(torch.bfloat16, (64, 16), 64)]
     found += [COPY_BLOCKS, SPEC_VERIFY, plan_instance(PLAN_THREADS)[0], sample_instance(THREADS)]
+    found.append(sample_instance(THREADS, whole=True))
     found.append(reject_instance(THREADS)[0])
     return found
 

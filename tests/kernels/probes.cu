@@ -23,6 +23,11 @@ __global__ void probe_noise(const Draw* draw, uint32_t* words, double* noise, in
   for (int i = 0; i < 4; i++) words[4 * quad + i] = made.of[i], noise[4 * quad + i] = gumbel(made.of[i]);
 }
 
+__global__ void probe_logarithm(const double* x, double* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = logarithm(x[i]);
+}
+
 // out[16][8] = a[16][16] b[8][16]ᵀ, and b's four 8x8 matrices transposed as ldmatrix gives them.
 __global__ void probe_mma(const f16* a, const f16* b, float* out, f16* transposed) {
   SHARED_MEMORY(shared);

@@ -63,7 +63,30 @@ def test_noise_is_the_executors(probes: Emulator, seed: int, choice: int, positi
     probe(probes, "probe_noise")((-(-quads // 64),), (64,), args)
     assert np.array_equal(words, philox4x32((np.arange(quads), position, choice, Purpose.SAMPLE), seed))
     expected = -np.log(-np.log(uniforms(np.arange(4 * quads), seed, choice, position, Purpose.SAMPLE)))
-    np.testing.assert_allclose(noise, expected, rtol=1e-13)
+    np.testing.assert_allclose(noise, expected, rtol=1e-13, atol=1e-15)
+
+
+def test_logarithms_are_right_to_one_unit_in_the_last_place(probes: Emulator) -> None:
+    """Of all magnitudes down to subnormal ones, and around 1 and the powers of two, where digits cancel."""
+    generator = np.random.default_rng(0)
+    x = np.exp(generator.uniform(-744.0, 709.0, 20_000))
+    near = np.ldexp(1.0 + generator.normal(size=20_000) * 2.0 ** -generator.integers(1, 50, 20_000), 1)
+    edges = [
+        5e-324,
+        2.2250738585072014e-308,
+        np.nextafter(2.2250738585072014e-308, 0),
+        0.5,
+        1.0,
+        1.7976931348623157e308,
+    ]
+    x = np.concatenate([x, np.abs(near) / 2, np.sqrt(2) * (1 + np.arange(-9, 9) * 2.0**-52), edges])
+    got = np.empty_like(x)
+    args = (x.ctypes.data, got.ctypes.data, np.int32(len(x)))
+    probe(probes, "probe_logarithm")((-(-len(x) // 64),), (64,), args)
+    expected = np.log(x.astype(np.longdouble))
+    off = np.abs(got - expected) / np.spacing(np.abs(expected).astype(np.float64))
+    assert off.max() < 1.0
+    assert got[x == 1.0].tolist() == [0.0] * int((x == 1.0).sum())
 
 
 @pytest.mark.parametrize("order", [0, 1, 6])

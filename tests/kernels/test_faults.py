@@ -142,6 +142,8 @@ CHECKS: dict[str, Callable[[Kernels], None]] = {
     "append latent": lambda kernels: test_latent.test_append(lambda _: kernels, False, 0),
     "verify": lambda kernels: test_verify.test_trees(lambda _: kernels, 0),
     "reject": rejection,
+    "left over": test_verify.left_over,
+    "distributions": test_verify.distributions,
 }
 
 

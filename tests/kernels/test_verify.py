@@ -13,9 +13,8 @@ import torch
 from octavo.core.messages import Sampling
 from octavo.executors.drafting import verification
 from octavo.executors.drafting.contract import Draft
-from octavo.executors.drafting.verification import judge
+from octavo.executors.drafting.tree import depths
 from octavo.executors.sampling import Context, distribution
-from octavo.executors.sampling import sample as expected_token
 from octavo.kernels.cuda import reference
 from octavo.kernels.cuda.draws import draws
 from octavo.kernels.cuda.launch import Kernels
@@ -70,49 +69,114 @@ def row_of(tokens: list[int], row: int, new: list[int]) -> int:
     return tokens[row]
 
 
+SAMPLINGS = [
+    Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=7),
+    Sampling(temperature=1.0, min_p=0.02, seed=8),
+    Sampling(temperature=1.3, typical_p=0.9, seed=2**63 - 1),
+    Sampling(temperature=0.7, seed=-4),
+]
+
+
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
 def test_rejection(kernels: Maker, order: int) -> None:
-    assert len({reject(kernels(order), seed) for seed in range(6)}) > 1
+    """Whole runs on the device: scores to distributions to tokens, as the executors' own rule has them."""
+    assert {count for seed in range(6) for count in reject(kernels(order), seed)} >= {1, 2, 3, 4}
 
 
-def reject(kernels: Kernels, seed: int) -> int:
-    """Three sequences; gives how many tokens came of them. The device does to a row what `judge` does."""
-    generator = np.random.default_rng(seed)
-    guessed = [4, 0, 6]
-    firsts = np.cumsum([0, *(n + 1 for n in guessed)])
-    rows = generator.normal(size=(int(firsts[-1]), VOCABULARY)).astype(np.float32) * 2
-    certain = seed % 2 == 0
-    noisy = rows + generator.normal(size=rows.shape) * 0.3
-    chances = np.exp(noisy) / np.exp(noisy).sum(-1, keepdims=True)
-    guesses = np.array([generator.choice(VOCABULARY, p=row) for row in chances], dtype=np.int32)
-    target, made = np.zeros(rows.shape), draws(len(rows))
+def tree_of(chance: random.Random, kind: str, n: int) -> list[int]:
+    """Parents of n guesses."""
+    far = {"chain": 1, "bush": 4, "star": n}[kind]
+    return [-1 if kind == "star" else chance.randrange(max(-1, i - far), i) for i in range(n)]
+
+
+def reject(kernels: Kernels, seed: int) -> list[int]:
+    """Chains, bushes and stars, of certain guesses and of drawn ones, sequences without guesses; how many tokens come
+    of each."""
+    generator, chance = np.random.default_rng(seed), random.Random(seed)
+    cases = [(kind, n, certain) for certain in (True, False) for kind, n in (("chain", 4), ("bush", 9), ("star", 6))]
+    cases.insert(chance.randrange(len(cases)), ("chain", 0, True))
+    firsts, guesses, parents, positions, whose, drawn_from = [0], [], [], [], [], []
+    chances: list[np.ndarray] = []
     expected: list[list[int]] = []
-    for i, n in enumerate(guessed):
-        sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95, seed=100 + seed)
-        new: list[int] = []
-        for k in range(n + 1):
-            row = int(firsts[i]) + k
-            context = Context(sampling, i, 2, [3, 1, *guesses[int(firsts[i]) : row].tolist()])
-            ids, scores = distribution(rows[row], context)
-            target[row, ids] = np.exp(scores) / np.exp(scores).sum()
-            made["seed"][row], made["choice"][row], made["position"][row] = sampling.seed, i, len(context.ids)
-            if len(new) == k:  # every guess before was right
-                last = k == n
-                guess = -1 if last else int(guesses[row])
-                token = (
-                    expected_token(rows[row], context)
-                    if last
-                    else judge(rows[row], context, [(guess, None if certain else chances[row])])
-                )
-                new += [token] if token == guess or last else [token, -1]
-        expected.append(new[: new.index(-1)] if -1 in new else new)
-    tokens, counts = kernels.reject(
-        ints(firsts.tolist()),
-        torch.from_numpy(guesses),
-        torch.from_numpy(target),
-        None if certain else torch.from_numpy(chances),
-        made,
-    )
-    got = [tokens[int(first) : int(first) + int(n)].tolist() for first, n in zip(firsts, counts, strict=False)]
+    logits: list[np.ndarray] = []
+    for i, (kind, n, certain) in enumerate(cases):
+        rows = (generator.normal(size=(n + 1, VOCABULARY)) * 2).astype(np.float32)
+        tree = tree_of(chance, kind, n)
+        noisy = [rows[parent + 1] + generator.normal(size=VOCABULARY) * 0.5 for parent in tree]
+        q = np.array([np.exp(row) / np.exp(row).sum() for row in noisy]).reshape(n, VOCABULARY)
+        if seed % 2 and not certain:
+            q[q < 0.02] = 0  # as under top-p: no unlikely token is guessed
+            q /= q.sum(-1, keepdims=True)
+        tokens = [int(generator.choice(VOCABULARY, p=one)) for one in q]
+        draft = Draft(tokens, None if certain else q, None if kind == "chain" else tree)
+        sampling = SAMPLINGS[(i + seed) % len(SAMPLINGS)]
+        expected.append(verification.verify(rows, draft, Context(sampling, i, 2, [3, 1]), "rejection"))
+        logits.append(rows)
+        drawn_from += [-1] + ([-1] * n if certain else [len(chances) + k for k in range(n)])
+        chances += [] if certain else [*q]
+        guesses += [-1, *tokens]
+        parents += [-1, *(parent + 1 for parent in tree)]
+        positions += [2 + depth for depth in depths(Draft(tokens, None, tree))]
+        whose += [(i, sampling)] * (n + 1)
+        firsts.append(len(guesses))
+    made = draws(len(guesses))
+    for row, (i, sampling) in enumerate(whose):
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+            made[name][row] = getattr(sampling, name)
+        made["seed"][row], made["choice"][row] = sampling.seed & 0xFFFFFFFFFFFFFFFF, i
+    made["position"] = positions
+    target = kernels.distributions(kernels.scores(torch.from_numpy(np.concatenate(logits)), made), made)
+    told = torch.from_numpy(np.array(chances))
+    said, counts = kernels.reject(ints(firsts), ints(guesses), ints(parents), target, told, ints(drawn_from), made)
+    got = [said[first : first + int(n)].tolist() for first, n in zip(firsts, counts, strict=False)]
     assert got == expected
-    return int(counts.sum())
+    return counts.tolist()
+
+
+def test_distributions(kernels: Maker) -> None:
+    for order in (0, 1, 2, 3):
+        distributions(kernels(order))
+
+
+def distributions(kernels: Kernels) -> None:
+    rows = torch.randn(len(SAMPLINGS) + 2, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 3
+    rows[-1, 7] = torch.nan
+    made = draws(len(rows))
+    expected = np.zeros(rows.shape)
+    for i, sampling in enumerate(SAMPLINGS):
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+            made[name][i] = getattr(sampling, name)
+        ids, scores = distribution(rows[i].numpy(), Context(sampling, 0, 1, [3]))
+        expected[i, ids] = np.exp(scores) / np.exp(scores).sum()
+    expected[-2, int(rows[-2].argmax())] = 1.0  # greedy
+    got = kernels.distributions(kernels.scores(rows, made), made)
+    torch.testing.assert_close(got, torch.from_numpy(expected), rtol=1e-13, atol=0)
+
+
+def test_rejection_of_what_is_left_over(kernels: Maker) -> None:
+    """Guesses from a distribution that is the target's go for nothing but for rounding, and a node that has no
+    distribution ends what is said."""
+    for order in (0, 1, 2, 3):
+        left_over(kernels(order))
+
+
+def left_over(kernels: Kernels) -> None:
+    p = torch.zeros(6, VOCABULARY, dtype=torch.float64)
+    p[[0, 4], 5], p[[0, 4], 6], p[1, 9] = 0.25, 0.75, 1.0
+    made = draws(6)
+    made["position"] = [3, 4, 4, 3, 3, 4]
+    told = torch.stack((p[0], torch.zeros(VOCABULARY, dtype=torch.float64)))
+    # A guess that p does not have, drawn from p itself, then a sure one; nobody; the first guess alone.
+    firsts, guesses, parents = [0, 3, 4, 6], [-1, 8, 6, -1, -1, 8], [-1, 0, 0, -1, -1, 0]
+    said, counts = kernels.reject(
+        ints(firsts), ints(guesses), ints(parents), p, told, ints([-1, 0, 1, -1, -1, 0]), made
+    )
+    assert counts.tolist() == [2, 1, 1]
+    assert said[[0, 1, 3]].tolist() == [6, -1, -1]
+    assert int(said[4]) in (5, 6)
+    tiny = torch.zeros(8, VOCABULARY, dtype=torch.float64)
+    tiny[:, 3], tiny[:, 4] = 1e-310, 1e-320
+    made, alone = draws(8), ints([-1] * 8)
+    made["position"] = range(8)
+    said, _ = kernels.reject(ints([*range(9)]), alone, alone, tiny, tiny, alone, made)
+    assert said.tolist() == [3] * 8
