@@ -38,7 +38,7 @@ from octavo.executors.cuda.graphs import CudaRecorder, Recorder
 from octavo.executors.cuda.lora import Adapted, Packed, packed, size_of, widest
 from octavo.executors.cuda.memory import ADAPTERS, CudaMemory, Memory, room_for
 from octavo.executors.cuda.passes import CudaPasses, Made
-from octavo.executors.cuda.speaker import Speaker
+from octavo.executors.cuda.speaker import CHANCES, Speaker
 from octavo.executors.cuda.stacks import Stacks
 from octavo.executors.cuda.swap import HostPool, staged_bytes
 from octavo.executors.drafting.contract import Draft, Host, Took
@@ -281,7 +281,8 @@ def worst_step(forward: Forward, config: Config) -> None:
     """Take the most memory that a step takes: a whole budget at the end of the longest context, beside as many decodes
     as there can be, all of which have an adapter, draw from penalised and masked distributions and want
     log-probabilities; and the same again while what came of the first is kept. With a drafter the second draws for all
-    guesses that a step may have. Everything lies in block 0, and yet nothing is taken to be shared."""
+    guesses that a step may have, or rejects them, from as many distributions as are there at a time. Everything lies in
+    block 0, and yet nothing is taken to be shared."""
     decoder, spec = forward.decoder, forward.decoder.spec
     context, rows = config.model.context or spec.context, config.scheduler.max_sequences
     chunk = min(config.scheduler.chunk_budget, context)
@@ -296,5 +297,12 @@ def worst_step(forward: Forward, config: Config) -> None:
         decoder.adapting.now = [Adapted(widest(decoder.products), everyone)]  # of the next pass
         made = forward.run(build(spans, decoder.block_size), together=False)
         logits = forward.logits(made, list(range(chunk + rows - asked, chunk + rows)))
-        speaker.draw(Rows([Resident(0, [0], 1, 0, sampling)] * asked, np.ones(asked, np.int32), {}, {}), logits)
+        drawn = Rows([Resident(0, [0], 1, 0, sampling)] * asked, np.ones(asked, np.int32), {}, {})
+        if asked > rows + 1 and config.speculation.verification == "rejection":
+            n = min(asked - 1, CHANCES)
+            speaker.reject(
+                drawn, logits, [Draft([0] * n, np.zeros((n, spec.vocab_size))), *[Draft()] * (asked - n - 1)]
+            )
+        else:
+            speaker.draw(drawn, logits)
         under_way.append((made, logits, logits.clone()))

@@ -1,7 +1,7 @@
 """From a step's logits to what its sequences say: draws on the device, verifies guesses, reads the answer once.
 
-Draws are launched when the step begins, what came of them is read when it ends. Guesses under the rule `rejection`, or
-that a grammar has to follow, are judged on the host then, by the rules that all executors share.
+Draws are launched when the step begins, what came of them is read when it ends. Guesses that a grammar has to follow
+are judged on the host then, by the rules that all executors share.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from octavo.core.grammar import GrammarError, Mask
 from octavo.core.messages import Sampling, col
 from octavo.executors.cuda.drawing import Drawer, Rows
+from octavo.executors.cuda.guesses import drawn_from, nodes_of, portions
 from octavo.executors.cuda.mirror import Mirrors, mirrored, picked
 from octavo.executors.drafting.contract import Draft
 from octavo.executors.drafting.tree import ancestors, depth, depths, path
@@ -29,6 +30,9 @@ from octavo.executors.outcome import Outcome, Outcomes
 from octavo.executors.residents import Resident, Run
 from octavo.executors.sampling import Context, logprob, penalised
 from octavo.kernels.cuda.launch import Kernels
+
+CHANCES = 256
+"""Distributions of guesses that are on the device at a time: each is as long as the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +116,10 @@ class Speaker:
         sizes = [len(draft.tokens) + 1 for draft in asked.drafts]
         rows = [0, *accumulate(sizes)]
         everyone = [j for j in range(len(sizes)) if j not in failures]
-        drawn = [j for j in everyone if not self._needs_host(asked.runs[j], asked.drafts[j])]
+        mine = [j for j in everyone if not self._needs_host(asked.runs[j], asked.drafts[j])]
+        rejecting = [j for j in mine if self._rejects(asked.runs[j], asked.drafts[j])]
+        coupled = [j for j in mine if j not in rejecting] if rejecting else mine
+        drawn = coupled + rejecting
         positions = [len(asked.runs.residents[j].tokens) + depth for j in drawn for depth in depths(asked.drafts[j])]
         draws = Rows([], col(positions), {}, {})
         for j in drawn:
@@ -122,9 +129,13 @@ class Speaker:
         guessed = int(firsts[-1]) > len(drawn)
         if drawn:
             places = [rows[j] + i for j in drawn for i in range(sizes[j])]
-            numbers = self.draw(draws, picked(logits, places))
+            scores, at = self._scores(draws, picked(logits, places))
+            end = int(firsts[len(coupled)])
+            numbers = self._kernels.sample(scores[:end], at[:end])
             if guessed:
-                numbers = self._verified([asked.drafts[j] for j in drawn], firsts, numbers)
+                parts = [self._verified([asked.drafts[j] for j in coupled], numbers)] if coupled else []
+                parts += self._rejected([asked.drafts[j] for j in rejecting], scores[end:], at[end:])
+                numbers = torch.cat([tokens for tokens, _ in parts] + [counts for _, counts in parts])
         wanting: dict[int, int] = {}
         kept: list[int] = []
         for j in self._known(asked).wanting:
@@ -163,6 +174,14 @@ class Speaker:
 
     def draw(self, rows: Rows, logits: Tensor) -> Tensor:
         """A token for each row, on the device; -1 where logits are not finite."""
+        return self._kernels.sample(*self._scores(rows, logits))
+
+    def reject(self, rows: Rows, logits: Tensor, drafts: list[Draft]) -> list[tuple[Tensor, Tensor]]:
+        """Tokens of these drafts, whose rows they are, by the rule `rejection`, and how many of each: by portions."""
+        return self._rejected(drafts, *self._scores(rows, logits))
+
+    def _scores(self, rows: Rows, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """And the draws, on the device."""
         made = self._drawer.drawing(rows)
         at = self._draws.mirrored(
             {
@@ -176,7 +195,7 @@ class Speaker:
         scores = self._kernels.scores(
             logits, at["draws"], counts=at["counts"], allowed=at["allowed"], bias=(at["ids"], at["values"])
         )
-        return self._kernels.sample(scores, at["draws"])
+        return scores, at["draws"]
 
     def _known(self, asked: Asked) -> Crowd:
         """Most steps are of those of the step before."""
@@ -189,9 +208,10 @@ class Speaker:
         return torch.empty(0, dtype=torch.int32, device=logits.device)
 
     def _needs_host(self, run: Run, draft: Draft) -> bool:
-        sampling = run.resident.sampling
-        rejects = self._rule == "rejection" and sampling.temperature > 0
-        return len(draft.tokens) > 0 and (rejects or sampling.grammar is not None)
+        return len(draft.tokens) > 0 and run.resident.sampling.grammar is not None
+
+    def _rejects(self, run: Run, draft: Draft) -> bool:
+        return self._rule == "rejection" and len(draft.tokens) > 0 and run.resident.sampling.temperature > 0
 
     def _extend(self, draws: Rows, resident: Resident, draft: Draft, mask: Mask | None) -> None:
         """By the rows of a resident and its guesses."""
@@ -204,24 +224,24 @@ class Speaker:
             if mask is not None:
                 draws.masks[row] = mask
 
-    def _verified(self, drafts: list[Draft], firsts: np.ndarray, tokens: Tensor) -> Tensor:
+    def _verified(self, drafts: list[Draft], drawn: Tensor) -> tuple[Tensor, Tensor]:
         """As many of their drawn tokens as their guesses allow, and how many."""
-        guesses: list[int] = []
-        parents: list[int] = []
-        for draft in drafts:
-            guesses += (-1, *draft.tokens)
-            nodes = draft.parents
-            parents += range(-1, len(draft.tokens)) if nodes is None else (-1, *(node + 1 for node in nodes))
-        at = mirrored(
-            tokens.device,
-            {
-                "firsts": firsts,
-                "guesses": np.array(guesses, dtype=np.int32),
-                "parents": np.array(parents, dtype=np.int32),
-            },
-        )
-        said, _, counts = self._kernels.verify(at["firsts"], at["guesses"], at["parents"], tokens)
-        return torch.cat((said, counts))
+        at = mirrored(drawn.device, nodes_of(drafts))
+        said, _, counts = self._kernels.verify(at["firsts"], at["guesses"], at["parents"], drawn)
+        return said, counts
+
+    def _rejected(self, drafts: list[Draft], scores: Tensor, draws: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The same by rejection, for portions of them; in place of the scores."""
+        target, found, row = self._kernels.distributions(scores, draws), [], 0
+        for portion in portions(drafts, CHANCES):
+            made, known = nodes_of(portion), [draft.chances for draft in portion if draft.chances is not None]
+            made["chances"] = np.concatenate(known) if known else np.empty((0, scores.shape[1]))
+            made["drawn_from"] = drawn_from(portion)
+            at, rows = mirrored(scores.device, made), slice(row, row + len(made["guesses"]))
+            row = rows.stop
+            how = (at["guesses"], at["parents"], target[rows], at["chances"], at["drawn_from"], draws[rows])
+            found.append(self._kernels.reject(at["firsts"], *how))
+        return found
 
     def _judged(self, run: Run, draft: Draft, saying: Saying, first: int) -> Outcome:
         resident = run.resident

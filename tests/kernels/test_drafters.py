@@ -31,6 +31,7 @@ from octavo.executors.drafting.contract import Stack
 from octavo.executors.drafting.eagle_head import EagleHead, HeadSpec, save_head
 from octavo.executors.drafting.medusa import Head, save_heads
 from octavo.executors.residents import Span
+from octavo.kernels.cuda.launch import Kernels
 from octavo.kernels.cuda.plan import Plan
 from tests.executors.tiny import VOCAB, save_tiny
 from tests.kernels.conftest import Maker
@@ -206,7 +207,7 @@ def test_what_a_drafter_keeps_is_swapped_with_the_blocks(make: Make) -> None:
 
 @pytest.mark.parametrize("drafter", ["draft-model", "eagle-1 tree"])
 def test_rejection_says_as_much_and_greedy_ones_the_same(make: Make, plain: dict[str, Replica], drafter: str) -> None:
-    """Guesses that were drawn, from a distribution that is told, and trees of certain ones."""
+    """Guesses that were drawn, from a distribution that is told, and trees of certain ones: judged on the device."""
     want = without(make, plain)
     got = Replica(make(drafter, rule="rejection"), options={"tokens": 4})
     said = got.run(REQUESTS)
@@ -266,9 +267,18 @@ def test_what_a_head_keeps_is_not_there_yet_when_it_is_counted(make: Make, monke
     assert places == [1, 8 + 20]
 
 
-def test_no_step_wants_more_logits_than_the_worst(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all rows that guesses are for: more than there are sequences."""
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_no_step_wants_more_logits_than_the_worst(make: Make, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    """Of all rows that guesses are for: more than there are sequences. Nor more distributions of guesses."""
     rows_of: list[int] = []
+    distributions: list[int] = []
+
+    def reject(self: Kernels, firsts: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        distributions.append(len(given[3]))
+        return rejected(self, firsts, *given)
+
+    rejected = Kernels.reject
+    monkeypatch.setattr(Kernels, "reject", reject)
 
     def logits(self: Forward, made: Pass, rows: Sequence[int]) -> torch.Tensor:
         rows_of.append(len(rows))
@@ -276,11 +286,16 @@ def test_no_step_wants_more_logits_than_the_worst(make: Make, monkeypatch: pytes
 
     computed = Forward.logits
     monkeypatch.setattr(Forward, "logits", logits)
-    executor = make("self", memory=Bytes(run=True))
-    worst = max(rows_of)
+    executor = make("self", memory=Bytes(run=True), rule=rule)
+    worst, most = max(rows_of), max(distributions, default=0)
     rows_of.clear()
-    Replica(executor, options={"tokens": 4}, budget=20).run([asked(i, prompt(i, 4), tokens=12) for i in range(4)])
+    distributions.clear()
+    sampling = Sampling(temperature=1.0, seed=1)
+    requests = [asked(i, prompt(i, 4), tokens=12, sampling=sampling) for i in range(4)]
+    Replica(executor, options={"tokens": 4}, budget=20).run(requests)
     assert 5 < max(rows_of) <= worst
+    assert bool(distributions) == (rule == "rejection")
+    assert max(distributions, default=0) <= most
 
 
 def test_a_head_computes_where_the_target_does() -> None:

@@ -3,6 +3,7 @@ KV-manager around it, then real processes. Tokens are those of the exact CPU exe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from octavo.core.messages import Grammar, Ids, Params, Sampling
 from octavo.executors.cpu.executor import CpuExecutor
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
-from octavo.executors.drafting.contract import Drafter, Host
+from octavo.executors.cuda.speaker import Speaker
+from octavo.executors.drafting.contract import Draft, Drafter, Host, Want
 from octavo.executors.drafting.drafting import Drafting
+from octavo.executors.residents import Resident
 from tests.executors.driver import Driver
 from tests.executors.tiny import VOCAB
 from tests.kernels.conftest import Maker
@@ -167,20 +170,42 @@ def test_a_tree_of_more_guesses_than_a_mask_holds_is_cut(resident_kernels: Maker
     assert max(result.drafted.max() for result in got.results if len(result.drafted)) == 63
 
 
-@pytest.mark.parametrize("drafter", [Oracle, Bush])
-def test_rejection_takes_what_the_shared_rules_take(
-    resident_kernels: Maker, folder: Path, drafter: type[Drafter]
+class Drawn(Drafter):
+    """Trees of any shape, of guesses drawn from distributions that know nothing of the model."""
+
+    def draft(self, wants: Sequence[Want]) -> list[Draft]:
+        return [self._one(want.resident, want.most) for want in wants]
+
+    def _one(self, resident: Resident, n: int) -> Draft:
+        luck = np.random.default_rng([len(resident.tokens), resident.choice, resident.sampling.seed])
+        chances = luck.dirichlet(np.full(VOCAB, 0.2), n)
+        tokens = [int(luck.choice(VOCAB, p=row)) for row in chances]
+        return Draft(tokens, chances, [int(luck.integers(-1, min(i, 3))) if i else -1 for i in range(n)])
+
+
+@pytest.mark.parametrize("drafter", [Oracle, Bush, Drawn])
+def test_rejection_on_the_device_says_what_the_shared_rule_says(
+    resident_kernels: Maker, folder: Path, drafter: type[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guesses that are certain, of a greedy request and of one that draws."""
-    requests = [REQUESTS[0], asked(1, [*SHARED, 9], tokens=20, sampling=Sampling(temperature=0.5, seed=2))]
-    want = Replica(cuda(resident_kernels, folder, mode="exact"), policy="off").run(requests)
-    told = {(tuple(r.ids.tolist()), 0): want[r.handle, 0] for r in requests}
-    executor = cuda(resident_kernels, folder, mode="exact", drafter=drafter, rule="rejection", answers=told)
-    got = Replica(executor, options={"tokens": 4})
-    said = got.run(requests)
-    assert said[0, 0] == want[0, 0]
-    assert len(said[1, 0]) == 20
-    assert 0 < got.accepted < got.drafted
+    """Chains and trees of certain guesses, trees of drawn ones, with all sampler options, beside a greedy request."""
+    want = Replica(cuda(resident_kernels, folder, mode="exact"), policy="off").run(REQUESTS)
+    told = {(tuple(r.ids.tolist()), c): want[r.handle, c] for r in REQUESTS for c in range(r.n)}
+    options: dict[str, Any] = {} if drafter is Drawn else {"answers": told}
+    monkeypatch.setattr("octavo.executors.cuda.speaker.CHANCES", 8)  # so that a step has several portions
+
+    def run() -> Replica:
+        executor = cuda(resident_kernels, folder, mode="exact", drafter=drafter, rule="rejection", **options)
+        replica = Replica(executor, options={"tokens": 6})
+        assert replica.run(REQUESTS)[0, 0] == want[0, 0]
+        return replica
+
+    mine = run()
+    monkeypatch.setattr(Speaker, "_needs_host", Speaker._rejects)
+    theirs = run()
+    assert mine.said == theirs.said
+    assert [mine.logprobs[1, c][-1] for c in range(2)] == [theirs.logprobs[1, c][-1] for c in range(2)]
+    assert (mine.drafted, mine.accepted) == (theirs.drafted, theirs.accepted)
+    assert 0 < mine.accepted < mine.drafted
 
 
 @pytest.mark.parametrize("guesses", [0, 4])
