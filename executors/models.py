@@ -75,12 +75,13 @@ def describe(path: str) -> Described:
         files = locate(path)
         checkpoint = open_checkpoint(files)
     except (ModelError, OSError) as error:
-        runs = {"transformers": PERHAPS} if files is not None and files.kind == "folder" else {}
-        return Described(model=path, runs=runs, refused=dict.fromkeys(("native", "cpu", "cuda"), str(error)))
+        perhaps = {"transformers": PERHAPS} if files is not None and files.kind == "folder" else {}
+        return Described(model=path, runs=perhaps, refused=dict.fromkeys(("native", "cpu", "cuda"), str(error)))
     spec = checkpoint.spec
-    runs = {"native": _natively(checkpoint)}
+    runs: dict[str, str] = {}
     refused: dict[str, str] = {}
     for other, beyond, how in (
+        ("native", spec.beyond_native(), _natively(checkpoint)),
         ("cpu", spec.beyond_llama(), "yes, with weights as fp32"),
         ("cuda", spec.beyond_cuda(), "yes, with a GPU"),
     ):
@@ -92,7 +93,7 @@ def describe(path: str) -> Described:
         model=path,
         what=_what(spec),
         context=spec.context,
-        rotation="; ".join(map(_rotation, spec.ropes)) if _rotates(spec) else "none: learned positions",
+        rotation="; ".join(map(_rotation, spec.ropes)) if _rotates(spec) else f"none: {_instead(spec)}",
         weights=dict(Counter(_stored(part) for parts in checkpoint.matrices.values() for part in parts).most_common()),
         level=level.level(),
         runs=runs,
@@ -168,6 +169,10 @@ def _what(spec: Spec) -> str:
 
 def _rotates(spec: Spec) -> bool:
     return any(spec.rotation(i) >= 0 for i in range(spec.layers))
+
+
+def _instead(spec: Spec) -> str:
+    return "learned positions" if spec.learned_positions else "slopes (ALiBi)" if spec.slopes else "no positions"
 
 
 def _rotation(rope: Rope) -> str:

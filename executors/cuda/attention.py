@@ -25,14 +25,17 @@ class HeadAttention:
     eps: float
     saturated: Tensor
     """int32 [1]: grows by numbers that KV in fp8 has no room for."""
+    cap: float = 0.0
+    """Of what `qkv` gives; 0 leaves it."""
 
     def __call__(self, x: Tensor, step: Step, plans: list[Staged], pool: Tensor) -> Tensor:
         """[tokens, hidden] to [tokens, heads · d]."""
         kernels, heads = self.kernels, self.heads
+        qkv = self.qkv(x)
         q = kernels.append_kv(
             heads,
             step,
-            self.qkv(x),
+            qkv.clamp(-self.cap, self.cap) if self.cap else qkv,
             pool,
             self.angles,
             query_norm=self.query_norm,

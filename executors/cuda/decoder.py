@@ -90,6 +90,8 @@ class Decoder:
         """How many numbers KV in fp8 had no room for, so far and modulo 2³²; 0 where it is in 16 bits."""
         weights = _Weights(model, device, dtype, exact)
         self.embed, self._norm = weights.tensor("embed"), weights.norm("norm")
+        self._embed_norm = weights.norm("embed_norm") if spec.embed_norm else None
+        self._slopes = torch.tensor(spec.slopes, device=device) if spec.slopes else None
         self._places = weights.tensor("positions.weight") if spec.learned_positions else None
         self._head = weights.linear("head") if weights.has("head.weight") else Linear(self.embed, None, exact)
         turns = [
@@ -118,8 +120,9 @@ class Decoder:
 
     @property
     def trees(self) -> bool:
-        """Whether attention can be over trees: where windows begin it takes cells for positions."""
-        return self.windows == [0]
+        """Whether attention can be over trees: where windows begin, and how far away a key lies, it takes cells for
+        positions."""
+        return self.windows == [0] and not self.spec.slopes
 
     @property
     def recordable(self) -> bool:
@@ -184,6 +187,8 @@ class Decoder:
     def embedded(self, ids: Tensor) -> Tensor:
         """[n] to [n, hidden], whatever their positions."""
         x = self.embed[ids]
+        if self._embed_norm is not None:
+            x = self._normed(x, self._embed_norm)
         return x * self.spec.embed_scale if self.spec.embed_scale != 1.0 else x
 
     def _embedded(self, ids: Tensor, step: Step) -> Tensor:
@@ -207,13 +212,22 @@ class Decoder:
         if isinstance(layout, PoolLayout):
             return HeadAttention(
                 kernels,
-                Heads(spec.heads, self.dtype, layout, scale, spec.score_cap, effective_window(spec, i)),
+                Heads(
+                    spec.heads,
+                    self.dtype,
+                    layout,
+                    scale,
+                    spec.score_cap,
+                    effective_window(spec, i),
+                    slopes=self._slopes,
+                ),
                 self._adaptable(weights, f"{i}.qkv"),
                 angles,
                 weights.tensor(f"{i}.q_norm") if spec.head_norms else None,
                 weights.tensor(f"{i}.k_norm") if spec.head_norms else None,
                 eps,
                 self.saturated,
+                spec.qkv_cap,
             )
         assert spec.latent is not None  # as the layout says
         low = spec.latent.query_rank > 0

@@ -21,9 +21,9 @@ class Checkpoint:
     """`matrices`: embed, head (absent when tied), positions, and per layer i: i.qkv, i.o, i.down and i.gate_up (two
     parts) or i.up; with experts i.router, and i.e.gate_up and i.e.down of each expert e, i.shared.gate_up and
     i.shared.down. With latents, in place of i.qkv: i.q or i.q_a and i.q_b, i.kv_a, and i.h.uk and i.h.uv of each head.
-    `vectors` are fp32: norm and, per layer, attn_norm, mlp_norm, q_norm, k_norm, post_attn_norm, post_mlp_norm,
-    q_a_norm, kv_norm; with sigmoids i.correction; with `.bias` behind the name those of norms and matrices. `notes`
-    tell of what was left aside."""
+    `vectors` are fp32: norm, embed_norm where embeddings are normed, and, per layer, attn_norm, mlp_norm, q_norm,
+    k_norm, post_attn_norm, post_mlp_norm, q_a_norm, kv_norm; with sigmoids i.correction; with `.bias` behind the name
+    those of norms and matrices. `notes` tell of what was left aside."""
 
     spec: Spec
     matrices: dict[str, list[Rows]]
@@ -100,6 +100,8 @@ def _of_latents(i: int, spec: Spec, latent: Latent) -> Iterator[tuple[str, int, 
 
 def _norms(spec: Spec) -> Iterator[tuple[str, int]]:
     yield "norm", spec.hidden
+    if spec.embed_norm:
+        yield "embed_norm", spec.hidden
     for i in range(spec.layers):
         for name in ("attn_norm", "mlp_norm", *(("post_attn_norm", "post_mlp_norm") if spec.post_norms else ())):
             yield f"{i}.{name}", spec.hidden
@@ -138,6 +140,9 @@ class Names:
     order: Mapping[str, Callable[[Int32s], Int32s]] | None = None
     norm_offset: float = 0.0
     """Norm weights are stored so much too small."""
+    either: Mapping[str, str] | None = None
+    """Other names of norms, by ours, for folders that have these."""
+    embed_norm: str = ""
     correction: str = ""
     """What is added to each expert's score where experts are chosen."""
 
@@ -179,6 +184,8 @@ def gather(spec: Spec, names: Names, source: Source) -> tuple[dict[str, list[Row
         if theirs:
             matrix(ours, ((theirs,),))
     norm("norm", names.norm)
+    if names.embed_norm:
+        norm("embed_norm", names.embed_norm)
     for i in range(spec.layers):
         layer = names.layer.format(i=i)
         for ours, ways in names.parts.items():
@@ -186,6 +193,8 @@ def gather(spec: Spec, names: Names, source: Source) -> tuple[dict[str, list[Row
                 stored = tuple(tuple(layer + name.format(e=e) for name in way) for way in ways)
                 matrix(f"{i}.{ours.format(e=e)}", stored)
         for ours, theirs in names.norms.items():
+            norm(f"{i}.{ours}", layer + theirs)
+        for ours, theirs in (names.either or {}).items():
             norm(f"{i}.{ours}", layer + theirs)
         if names.correction and (values := source.vector(layer + names.correction)) is not None:
             vectors[f"{i}.correction"] = values

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from octavo.core.models.errors import ModelError
+from octavo.executors.loading.alibi import MPT, bloom, bloom_names, falcon, falcon_names, mpt
 from octavo.executors.loading.checkpoint import Names, split_parts
 from octavo.executors.loading.latent import pairs_last
 from octavo.executors.loading.rope import Rope, yarn_scale
@@ -309,11 +310,30 @@ _FAMILIES: dict[str, tuple[_Facts, Names | Callable[[Spec], Names]]] = {
     "qwen3_moe": (_qwen3_moe, _QWEN3_MOE),
     "deepseek_v2": (_deepseek_v2, _deepseek_names),
     "deepseek_v3": (_deepseek_v3, _deepseek_names),
+    "bloom": (bloom, bloom_names),
+    "mpt": (mpt, MPT),
+    "falcon": (falcon, falcon_names),
 }
-_GPT2_KEYS = {
-    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings", "n_inner": "intermediate_size", "activation_function": "hidden_act",
+_KEYS = {
+    "gpt2": {
+        "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings", "n_inner": "intermediate_size", "activation_function": "hidden_act",
+    },
+    "bloom": {
+        "n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+        "seq_length": "max_position_embeddings",
+    },
+    "mpt": {
+        "d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+        "max_seq_len": "max_position_embeddings",
+    },
+    "falcon": {"ffn_hidden_size": "intermediate_size", "activation": "hidden_act"},
 }  # fmt: skip
+"""What families call the keys of `spec_of`, and those they may leave out."""
+_LEFT_OUT: dict[str, dict[str, Any]] = {
+    "bloom": {"max_position_embeddings": 2048},
+    "falcon": {"max_position_embeddings": 2048, "hidden_act": "gelu"},
+}
 
 
 def names_of(spec: Spec) -> Names:
@@ -329,10 +349,8 @@ def spec_of(config: Config, folder: Path) -> Spec:
             f"{folder} is a model of type {kind!r}; types that are known are {', '.join(_FAMILIES)} "
             "(for another type, look for an executor that has it)"
         )
-    if kind == "gpt2":
-        config = dict(config) | {ours: config[key] for key, ours in _GPT2_KEYS.items() if config.get(key) is not None}
-        config.setdefault("intermediate_size", 4 * int(config["hidden_size"]))
     try:
+        config = _renamed(config, kind)
         if (layers := int(config["num_hidden_layers"])) > MOST_LAYERS:
             raise ModelError(f"{folder}/config.json says {layers} layers; {MOST_LAYERS} are the most that can be read")
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -362,6 +380,17 @@ def spec_of(config: Config, folder: Path) -> Spec:
         )
     except KeyError as error:
         raise ModelError(f"{folder}/config.json has no {error.args[0]!r}") from None
+
+
+def _renamed(config: Config, kind: str) -> Config:
+    """With the keys that `spec_of` reads."""
+    if kind not in _KEYS:
+        return config
+    given = {ours: config[theirs] for theirs, ours in _KEYS[kind].items() if config.get(theirs) is not None}
+    made = _LEFT_OUT.get(kind, {}) | dict(config) | given
+    if made.get("intermediate_size") is None:
+        made["intermediate_size"] = int(made.get("expansion_ratio", 4)) * int(made["hidden_size"])
+    return made
 
 
 def _everywhere(config: Config) -> tuple[int, ...]:

@@ -100,6 +100,12 @@ class Spec:
     score_cap: float = 0.0
     logit_cap: float = 0.0
     """x becomes cap · tanh(x / cap); 0 leaves it."""
+    slopes: tuple[float, ...] = ()
+    """By head: what a score loses for each token from key to query (ALiBi). Empty: nothing."""
+    embed_norm: bool = False
+    """Embeddings are normed."""
+    qkv_cap: float = 0.0
+    """Queries, keys and values beyond it, or below its negative, become that; 0 leaves them."""
     experts: Experts | None = None
     latent: Latent | None = None
     """With it there is one key head, of `rank + rotated` numbers."""
@@ -142,6 +148,8 @@ class Spec:
             raise ModelError(f"latent attention with sizes below 1 cannot be: {latent}")
         if (latent := self.latent) and (self.kv_heads, self.head_dim) != (1, latent.rank + latent.rotated):
             raise ModelError(f"latents of {latent.rank} + {latent.rotated} numbers, but a key head of {self.head_dim}")
+        if len(self.slopes) not in (0, self.heads) or not all(map(math.isfinite, self.slopes)):
+            raise ModelError(f"{len(self.slopes)} slopes, each a number, are not for {self.heads} heads")
         for name in ("rotations", "windows"):
             if (given := len(getattr(self, name))) not in (0, self.layers):
                 raise ModelError(f"{name} are given for {given} of {self.layers} layers")
@@ -159,8 +167,21 @@ class Spec:
     def rotation(self, layer: int) -> int:
         return self.rotations[layer] if self.rotations else 0
 
+    def beyond_native(self) -> str | None:
+        """What of this model the native executor does not have, in a few words; those of torch do not either."""
+        for there, what in (
+            (self.slopes, "scores that fall with distance (ALiBi)"),
+            (self.embed_norm, "normed embeddings"),
+            (self.qkv_cap, "capped queries, keys and values"),
+        ):
+            if there:
+                return what
+        return None
+
     def beyond_llama(self) -> str | None:
         """What of this model the torch executors do not have, in a few words."""
+        if beyond := self.beyond_native():
+            return beyond
         if any(0 < window < self.context for window in self.windows):
             return "sliding-window attention"
         for there, what in (

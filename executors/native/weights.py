@@ -46,6 +46,11 @@ class Weights:
         wanted: Wanted = "file",
         context: int | None = None,
     ) -> None:
+        """Raises `ModelError` for what this executor does not have."""
+        if beyond := checkpoint.spec.beyond_native():
+            raise ModelError(
+                f'the model has {beyond}, which this executor does not; run it with executor.kind = "cuda"'
+            )
         self.library = library
         self.spec = spec = checkpoint.spec
         self.exact = exact

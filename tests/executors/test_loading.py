@@ -11,16 +11,23 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.layout import PoolShape, Span
 from octavo.executors.cpu.linear import Backend, RowCounts
 from octavo.executors.cpu.llama import Arithmetic, KvPool, Llama
+from octavo.executors.loading.alibi import slopes
 from octavo.executors.loading.files import plain
 from octavo.executors.loading.from_folder import from_folder
 from octavo.executors.loading.from_gguf import from_gguf
 from octavo.executors.loading.spec import Model
+from octavo.executors.models import describe
+from octavo.executors.native.library import load as load_library
+from octavo.executors.native.weights import Weights
 from tests.executors.tiny import VOCAB, save, save_tiny, tiny_config
+from tests.native.families import save_family
 
 IDS = [(i * 37 + 5) % VOCAB for i in range(150)]
 PLAIN = Arithmetic(Backend.PLAIN, RowCounts((32,)), RowCounts((32,)), (16,))
@@ -149,9 +156,42 @@ def test_what_cannot_be_run_is_refused(tiny_folder: Path, tmp_path: Path, change
         plain(from_folder(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["bloom", "mpt", "falcon"])
-def test_families_with_alibi_are_refused_by_name(tmp_path: Path, kind: str) -> None:
-    """By whoever reads checkpoints, `cuda` among them: its kernels have slopes, but no family gives them some."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "alibi": True}))
-    with pytest.raises(ModelError, match=f"is a model of type '{kind}'; types that are known are llama,"):
+@pytest.mark.parametrize("heads", [1, 8, 12, 71])
+def test_slopes_are_those_of_both_papers_codes(heads: int) -> None:
+    """BLOOM's and MPT's, which come to the same."""
+    made = torch.tensor(slopes(heads))
+    torch.testing.assert_close(made, _get_alibi_slopes(heads, torch.device("cpu")))
+    for greatest in (8, 16):
+        theirs = build_mpt_alibi_tensor(heads, 6, alibi_bias_max=greatest)  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(torch.tensor(slopes(heads, greatest)) * -5, theirs[:, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "word"),
+    [
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "BLOOM model's apply_residual"),
+        ("bloom", {"n_layer": 1}, r"as transformer\.h\.1"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, "MPT model's qk_ln is True; known is False"),
+        ("mpt", {"attn_config": {"alibi": False}}, "MPT model's alibi is False"),
+        ("mpt", {"n_layers": 2}, r"as transformer\.blocks\.2"),
+        ("falcon with slopes", {"multi_query": True}, "qkv has shape"),
+    ],
+)
+def test_families_with_alibi_are_read_or_refused(tmp_path: Path, name: str, change: dict[str, Any], word: str) -> None:
+    save_family(name, tmp_path)
+    assert from_folder(tmp_path).spec.slopes
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=word):
         from_folder(tmp_path)
+
+
+def test_who_has_no_slopes_says_who_has(tmp_path: Path) -> None:
+    save_family("bloom", tmp_path, hidden_size=96)
+    checkpoint = from_folder(tmp_path)
+    for refuse in (plain, lambda one: Weights(load_library(), one, exact=True)):
+        with pytest.raises(ModelError, match=r'fall with distance \(ALiBi\).* executor\.kind = "cuda"'):
+            refuse(checkpoint)
+    said = describe(str(tmp_path))
+    assert (set(said.runs), set(said.refused)) == ({"cuda"}, {"native", "cpu"})
+    assert said.rotation == "none: slopes (ALiBi)"

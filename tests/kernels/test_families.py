@@ -27,7 +27,7 @@ from octavo.executors.residents import Span
 from tests.executors.tiny import VOCAB
 from tests.kernels.conftest import Maker
 from tests.kernels.test_executor import Bytes, Kv, Mode, config
-from tests.native.families import FAMILIES, save_family
+from tests.native.families import ALIBI, FAMILIES, save_family
 from tests.speculation.drafters import Bush
 from tests.speculation.replica import Replica, asked
 
@@ -44,6 +44,8 @@ ROUNDING = 2.5
 
 
 def sizes_of(name: str) -> dict[str, int]:
+    if name.endswith("no power of two"):
+        return SIZES | {"hidden_size": 192, "n_head": 3}
     return SIZES | (LATENT if name.startswith("deepseek") else {})
 
 
@@ -51,7 +53,7 @@ def spans(first: int, last: int, table: list[int]) -> list[Span]:
     return [Span(IDS[first:last], first, table)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES | ALIBI)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
     model = save_family(name, tmp_path, **sizes_of(name))
     with torch.inference_mode():
@@ -108,7 +110,7 @@ def test_experts_are_launched_where_their_products_wait_for_the_host(
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3", "qwen3_moe", "gpt_neox", "deepseek_v2, queries of low rank, groups of experts"]
+    "name", ["gemma3", "qwen3_moe", "gpt_neox", "bloom", "deepseek_v2, queries of low rank, groups of experts"]
 )
 def test_in_exact_mode_company_and_chunks_change_no_bit(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
     save_family(name, tmp_path, **sizes_of(name))
@@ -142,6 +144,23 @@ def test_latents_that_kernels_cannot_have_are_refused(
     save_family("deepseek_v2", tmp_path, **(SIZES | LATENT | sizes))
     with pytest.raises(ModelError, match=word):
         CudaExecutor.on(resident_kernels(0), config(tmp_path, kv=kv), torch.float16, Bytes())
+
+
+def test_a_crowd_with_slopes_says_what_each_says_alone(tmp_path: Path, resident_kernels: Maker) -> None:
+    """And no tree is guessed: what is far away is told by cells, which in a tree are not positions."""
+    save_family("mpt, capped", tmp_path)
+    requests = [asked(i, IDS[: 40 - 3 * i], tokens=9, n=1 + i % 2) for i in range(3)]
+
+    def run(tokens: int, **how: Any) -> Replica:
+        executor = CudaExecutor.on(
+            resident_kernels(1), config(tmp_path, tokens=tokens, mode="exact"), torch.float16, Bytes(), again
+        )
+        assert not executor.forward.decoder.trees
+        replica = Replica(executor, policy="off", **how)
+        replica.run(requests)
+        return replica
+
+    assert run(128, slots=4, budget=15, crash_at=6).said == run(1024, slots=1, depth=1, caching=False).said
 
 
 def test_a_crowd_over_latents_says_what_each_says_alone(tmp_path: Path, resident_kernels: Maker) -> None:

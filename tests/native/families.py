@@ -34,7 +34,7 @@ def _like(model: type[Any], config: type[Any], **changes: Any) -> Make:
     def make(**sizes: Any) -> PreTrainedModel:
         settings = {key: value for key, value in (_SMALL | changes).items() if value != "absent"}
         settings |= {key: sizes[key] for key in settings.keys() & sizes.keys()}
-        made: PreTrainedModel = model(config(**settings, attn_implementation="eager"))
+        made: PreTrainedModel = model(config(**({"attn_implementation": "eager"} | settings)))
         return made
 
     return make
@@ -55,6 +55,8 @@ _GEMMA3 = {
     "num_hidden_layers": 6,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
 }
+
+_FALCON: dict[str, Any] = {"num_key_value_heads": "absent", "intermediate_size": "absent"}
 
 _DEEPSEEK = {
     "num_key_value_heads": 6,
@@ -142,6 +144,14 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "deepseek_v3, experts in one group": _corrected(
         **(_DEEPSEEK_V3 | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_parameters": _THETA}),
     ),
+    "falcon, of groups": _like(
+        t.FalconForCausalLM, t.FalconConfig, **_FALCON, new_decoder_architecture=True, num_kv_heads=2, hidden_size=96
+    ),
+    "falcon, one key head": _like(t.FalconForCausalLM, t.FalconConfig, **_FALCON, hidden_size=96),
+    "falcon, one after the other": _like(
+        t.FalconForCausalLM, t.FalconConfig, **_FALCON, multi_query=False, parallel_attn=False, bias=True,
+        hidden_size=96,
+    ),
     "linear rope": _llama(rope_type="linear", factor=4.0),
     "llama3 rope": _llama(
         rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
@@ -150,7 +160,36 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 }  # fmt: skip
 
 
+_BLOOM: dict[str, Any] = dict.fromkeys(
+    ("intermediate_size", "num_key_value_heads", "max_position_embeddings", "num_hidden_layers", "num_attention_heads"),
+    "absent",
+)
+_MPT: dict[str, Any] = dict.fromkeys([key for key in _SMALL if not key.endswith(("_id", "vocab_size"))], "absent")
+_MPT |= {"d_model": 128, "n_layers": 3, "n_heads": 2, "max_seq_len": 256}
+
+_SLOPES = _FALCON | {"alibi": True, "attn_implementation": "sdpa"}
+
+ALIBI: dict[str, Make] = {
+    "bloom": _like(
+        t.BloomForCausalLM, t.BloomConfig, **_BLOOM, n_layer=3, n_head=6,
+    ),
+    "bloom, heads that are no power of two": _like(
+        t.BloomForCausalLM, t.BloomConfig, **_BLOOM, n_layer=2, n_head=3, hidden_size=192,
+    ),
+    "mpt": _like(t.MptForCausalLM, t.MptConfig, **_MPT),
+    "mpt, capped": _like(
+        t.MptForCausalLM, t.MptConfig, **_MPT, attn_config={"clip_qkv": 1.5, "softmax_scale": 0.2}
+    ),
+    "falcon with slopes": _like(
+        t.FalconForCausalLM, t.FalconConfig, **_SLOPES, multi_query=False, parallel_attn=False, bias=True
+    ),
+    "falcon with slopes, side by side": _like(t.FalconForCausalLM, t.FalconConfig, **_SLOPES),
+}  # fmt: skip
+"""Families that only some executors have. Of Falcon, transformers' eager attention takes the slopes twice, of MPT it
+passes over `alibi_bias_max`."""
+
+
 def save_family(name: str, folder: Path, **sizes: Any) -> PreTrainedModel:
     """With other `sizes` where its config has such keys."""
     torch.manual_seed(0)
-    return save(FAMILIES[name](**sizes), folder)
+    return save((FAMILIES | ALIBI)[name](**sizes), folder)
