@@ -13,7 +13,7 @@ from octavo.executors.adapters import Adapters
 from octavo.executors.cuda.batch import Batch, attention_plans
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.graphs import LARGEST, Graphs, Pass, Recorder
-from octavo.executors.cuda.lora import Adapted, Packed, Together
+from octavo.executors.cuda.lora import APART, Adapted, Apart, Held, Packed, Together
 from octavo.executors.cuda.mirror import mirrored, picked
 from octavo.executors.loading.peft import Lora
 from octavo.kernels.cuda.launch import Step
@@ -30,7 +30,7 @@ class Forward:
         """Set by whoever has some."""
         self.taps: Sequence[int] = ()
         """Layers whose inputs a pass over all of them tells; one may be there twice. Set by whoever wants to know."""
-        self._together: Together | None = None
+        self._held: Held | None = None
         self._graphs: Graphs | None = None
         if recorder is not None and decoder.recordable:
             self._graphs = Graphs(decoder, recorder, self._fill, sequences)
@@ -49,20 +49,23 @@ class Forward:
 
     def separate(self) -> None:
         """Give that memory back, until a step asks for it again."""
-        if self._graphs is not None and self._together is not None:
-            self._graphs.leave(self._together)
-        self._together = None
+        if self._graphs is not None and self._held is not None:
+            self._graphs.leave(self._held)
+        self._held = None
 
-    def _with(self, batch: Batch) -> Together:
-        """All adapters that are held, among them those of the batch."""
+    def _with(self, batch: Batch) -> Held | None:
+        """All adapters that are held, among them those of the batch; None if they are too many for a graph."""
         assert self.adapters is not None  # as somebody has one
         for adapter, _ in batch.adapted:
             self.adapters.of(adapter)
         held = self.adapters.held
-        if self._together is None or self._together.places.keys() != held.keys():
+        if self._held is None or self._held.places.keys() != held.keys():
             self.separate()
-            self._together = Together(held, self.decoder.products)
-        return self._together
+            if not self.decoder.exact:
+                self._held = Together(held, self.decoder.products)
+            elif len(held) <= APART:
+                self._held = Apart(held)
+        return self._held
 
     def forget(self) -> None:
         """What was recorded."""
@@ -74,10 +77,10 @@ class Forward:
         all. `together` as in `attention_plans`."""
         decoder, spec = self.decoder, self.decoder.spec
         taps = tuple(self.taps) if layers is None else ()
-        if self._graphs is not None and not (batch.adapted and decoder.exact):
-            adapters = self._with(batch) if batch.adapted else None
+        held = self._with(batch) if self._graphs is not None and batch.adapted else None
+        if self._graphs is not None and (held is not None or not batch.adapted):
             shared = self._graphs.shared(batch) if together else None
-            kind = self._graphs.kind(batch, layers or spec.layers, taps, shared, adapters)
+            kind = self._graphs.kind(batch, layers or spec.layers, taps, shared, held)
             if kind is not None:
                 return self._graphs.run(kind, batch, shared)
         device = decoder.kernels.device

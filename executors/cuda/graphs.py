@@ -27,7 +27,7 @@ from torch import Tensor
 
 from octavo.executors.cuda.batch import SPLIT, Batch, alike, shared_plan
 from octavo.executors.cuda.decoder import Decoder
-from octavo.executors.cuda.lora import Owned, Together
+from octavo.executors.cuda.lora import Held, Owned
 from octavo.executors.cuda.mirror import Mirror, Reading, Room, Shape, nbytes
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
 from octavo.kernels.cuda.launch import Staged, Step
@@ -90,7 +90,7 @@ class Kind(NamedTuple):
     common: int = 0
     """Works of the host's plan, where sequences attend to what they share together: on the rest of each, and in common.
     """
-    together: Together | None = None
+    held: Held | None = None
     """Adapters that some of the sequences have."""
 
 
@@ -172,8 +172,8 @@ class _Graph:
             )
         step = Step(at["positions"], at["slots"], self._order, at["tables"])
         taps = dict.fromkeys(self._kind.taps, self.inner)
-        if self._kind.together is not None:
-            decoder.adapting.now = [Owned(self._kind.together, at["owners"])]
+        if self._kind.held is not None:
+            decoder.adapting.now = [Owned(self._kind.held, at["owners"])]
         hidden = decoder.hidden(at["ids"], step, plans, layers=self._kind.layers, taps=taps)
         decoder.adapting.now = ()
         if taps:
@@ -189,10 +189,10 @@ class _Graph:
         host["slots"][:n], host["slots"][n:] = batch.slots, -1
         host["lengths"][:n], host["lengths"][n:] = batch.lengths, 0
         host["firsts"][: n + 1], host["firsts"][n + 1 :] = batch.firsts, batch.firsts[-1]
-        if self._kind.together is not None:
+        if self._kind.held is not None:
             host["owners"][:] = -1
             for adapter, rows in batch.adapted:
-                host["owners"][rows] = self._kind.together.places[adapter.digest]
+                host["owners"][rows] = self._kind.held.places[adapter.digest]
         if shared is not None and shared.shared is not None and shared.order is not None:
             host["works"][: len(shared.works)] = shared.works
             host["merges"][: len(shared.merges)] = shared.merges
@@ -271,7 +271,7 @@ class Graphs:
         layers: int,
         taps: tuple[int, ...] = (),
         shared: Plan | None = None,
-        together: Together | None = None,
+        held: Held | None = None,
     ) -> Kind | None:
         """None for a step that is not all decodes, or that there is no room for."""
         n = len(batch.lengths)
@@ -280,7 +280,7 @@ class Graphs:
         sequences, columns = _power_of_two(n, 1), _power_of_two(batch.tables.shape[1], 16)
         planned = not self._fill and (shared is None or self._decoder.windows != [0])  # by the device, by lengths
         works = self._tiles * int((-(-batch.lengths // SPLIT)).sum()) if planned else 0
-        kind = self._of(sequences, columns, works, layers, taps)._replace(together=together)
+        kind = self._of(sequences, columns, works, layers, taps)._replace(held=held)
         if shared is not None and shared.shared is not None:
             rest = min(self._rooms.works, _power_of_two(len(shared.works), sequences))
             most = _common(self._decoder, self._sequences, self._fill)
@@ -301,9 +301,9 @@ class Graphs:
         """All that were recorded: the pool is another."""
         self._recorded.clear()
 
-    def leave(self, together: Together) -> None:
+    def leave(self, held: Held) -> None:
         """Forget what was recorded with these adapters, which are not all that are held any more."""
-        for kind in [kind for kind in self._recorded if kind.together is together]:
+        for kind in [kind for kind in self._recorded if kind.held is held]:
             del self._recorded[kind]
 
     def run(self, kind: Kind, batch: Batch, shared: Plan | None = None) -> Pass:

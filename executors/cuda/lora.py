@@ -4,16 +4,17 @@
 
 Linears as the model's own (see `linear`), so in exact mode a row's numbers are its own here too.
 
-Which rows are whose differs from step to step. A step that is launched takes each adapter's rows; one that is recorded
-has all adapters side by side as one, of which a row keeps what its own makes of it: then whose it is is a number in a
-buffer. That cuts sums by all adapters that are held, so exact steps with adapters are launched.
+Which rows are whose differs from step to step. A step that is launched takes each adapter's rows; in one that is
+recorded whose a row is is a number in a buffer. All adapters that are held lie side by side there as one, of which a
+row keeps what its own makes of it. That cuts sums by all that are held, so in exact mode each computes all rows by
+itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,8 @@ from octavo.core.models.errors import ModelError
 from octavo.executors.cuda.linear import Linear
 from octavo.executors.loading.peft import Lora
 
+APART = 8
+"""Adapters that may be held where exact steps with some are recorded: of many, those of a step alone take less time."""
 RANK = 64
 """Of the adapter that is measured with: what goes through it is small beside a product's columns."""
 
@@ -140,17 +143,39 @@ class Together:
             owner = torch.tensor(owners, dtype=torch.int32, device=weight.device)
             self.sides[product.name] = _Side(torch.cat([low.down.weight for _, low in each]), up, owner)
 
+    def add(self, owners: Tensor, name: str, x: Tensor, y: Tensor) -> None:
+        if (side := self.sides.get(name)) is not None:
+            low = F.linear(x, side.down)
+            y.addmm_(torch.where(owners.unsqueeze(1) == side.owner, low, 0.0), side.up.T)
+
+
+class Apart:
+    """Adapters each by itself, at their `places`: a row gets the very numbers that it gets where its step is launched,
+    whoever else is held."""
+
+    def __init__(self, held: Mapping[bytes, Packed]) -> None:
+        self.places = {digest: place for place, digest in enumerate(held)}
+        self._held = list(held.values())
+
+    def add(self, owners: Tensor, name: str, x: Tensor, y: Tensor) -> None:
+        for place, packed in enumerate(self._held):
+            for low in packed.lows.get(name, ()):
+                part, more = y[:, low.start : low.stop], low.up(low.down(x))
+                torch.where(owners.unsqueeze(1) == place, more.add_(part), part, out=part)
+
+
+Held: TypeAlias = Together | Apart
+"""What a recorded step has of adapters."""
+
 
 class Owned(NamedTuple):
     """`owners` int32 [n]: the place of each row's adapter, below 0 for none."""
 
-    together: Together
+    held: Held
     owners: Tensor
 
     def add(self, name: str, x: Tensor, y: Tensor) -> None:
-        if (side := self.together.sides.get(name)) is not None:
-            low = F.linear(x, side.down)
-            y.addmm_(torch.where(self.owners.unsqueeze(1) == side.owner, low, 0.0), side.up.T)
+        self.held.add(self.owners, name, x, y)
 
 
 class Adapting:

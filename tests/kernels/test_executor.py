@@ -544,7 +544,7 @@ def test_decodes_with_adapters_are_recorded(
     folder: Path, resident_kernels: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One graph for whoever has which of those that are held; another, once others are. It gives what launches give,
-    also to a row beside which another adapter's numbers overflow; in `exact` mode such steps are launched."""
+    also to a row beside which another adapter's numbers overflow; in `exact` mode to the bit, whoever else is held."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     paths = [save_adapter(tmp_path / name, model, seed=i) for i, name in enumerate(("red", "blue", "green"))]
     recording = Recording(monkeypatch)
@@ -580,8 +580,14 @@ def test_decodes_with_adapters_are_recorded(
     poisoned = said(executor(again), crowds, huge=True)
     assert poisoned[0] == pytest.approx(want[0][: len(poisoned[0])], abs=0.02)
     assert poisoned[1] == pytest.approx(want[1], abs=0.02)
-    said(executor(recording, "exact"), crowds)
-    assert recording.recorded == 7  # the largest, twice
+    exact = said(executor(None, "exact"), crowds)
+    assert said(executor(recording, "exact"), crowds) == exact
+    assert (recording.recorded, recording.replayed) == (10, 8)
+    poisoned = said(executor(again, "exact"), crowds, huge=True)
+    assert poisoned[:2] == exact[:2]
+    monkeypatch.setattr(forward, "APART", 2)
+    assert said(executor(recording, "exact"), crowds) == exact
+    assert recording.recorded == 10 + 4  # three are too many
 
 
 def test_prompt_logprobs_are_those_of_the_exact_executor(make: Make, exact: CpuExecutor) -> None:
