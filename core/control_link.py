@@ -64,10 +64,7 @@ class ControlLink:
 
     def receive(self) -> ToMember | None:
         """What the supervisor said next, or None when nothing waits."""
-        try:
-            return control.decode_to_member(self.socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return None
+        return control.decode_to_member(self.socket.recv(zmq.NOBLOCK)) if wire.readable(self.socket) else None
 
     async def wait(self) -> None:
         """Return once something may have come; only after `receive` gave None."""

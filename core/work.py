@@ -11,6 +11,8 @@ import numpy as np
 
 from octavo.core.messages import Col, Kind, StepBind, StepPlan, StepResult
 
+_CHUNK = int(Kind.CHUNK)  # an enum's member takes longer to find than all else
+
 
 class Work(NamedTuple):
     prefill_tokens: int
@@ -33,9 +35,12 @@ def step_work(plan: StepPlan, bind: StepBind, result: StepResult) -> Work:
     """Of the plan's items but for those that were not bound, as far as they went: decodes may be given fewer guesses
     than were planned, and end before their last round. What a decode attends to is counted from its capacity, an upper
     bound that is exact to within the steps under way."""
-    if not len(bind.skipped) and Kind.CHUNK not in plan.kind.tolist() and int(plan.n.max(initial=1)) == 1:
-        tokens = sum(plan.start_or_cap.tolist())  # the common step: one token each
-        return Work(0, len(plan.n), tokens, tokens, len(bind.copy_src))
+    each, rounds = plan.n.tolist(), plan.rounds
+    whole = rounds == 1 or result.n_new.tolist() == each
+    if whole and not len(bind.skipped) and _CHUNK not in plan.kind.tolist() and each.count(rounds) == len(each):
+        # The common step: a token of each in every round.
+        tokens = rounds * sum(plan.start_or_cap.tolist()) - len(each) * rounds * (rounds - 1) // 2
+        return Work(0, len(each), tokens, tokens, len(bind.copy_src), rounds)
     chunk = plan.kind == Kind.CHUNK
     first = np.where(chunk, plan.start_or_cap, plan.start_or_cap - plan.n) + 1
     n = np.where(chunk, plan.n, _decoded(plan, result))

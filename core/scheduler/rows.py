@@ -7,8 +7,8 @@ import numpy as np
 from octavo.core.messages import EMPTY, Col, Deltas, End, PromptLogprobs, Stages, TokenLogprob, col
 from octavo.core.scheduler.sequence import Request, Sequence
 
-INDEX = 3
-"""Which column of a row is its index."""
+INDEX, N = 3, 4
+"""Which columns of a row are its index and how many tokens it has."""
 
 
 class Rows:
@@ -18,9 +18,9 @@ class Rows:
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         """handle, choice, attempt, index, n, cached"""
         self._tokens: list[int] = []
-        self._singles: Col | None = None
-        """As `_rows`, of rows of one token each: shape [6, rows]."""
-        self._single_tokens: Col | None = None
+        self._alike: Col | None = None
+        """As `_rows`, of rows with as many tokens each: shape [6, rows]."""
+        self._alike_tokens: Col | None = None
         self._logprobs: list[TokenLogprob | None] | None = None
         """An entry per token, from the first row on that has any."""
         self._ends: list[End] = []
@@ -47,9 +47,11 @@ class Rows:
         self._rows.append(row(sequence, index, len(tokens)))
         self._tokens += tokens
 
-    def add_singles(self, rows: Col, tokens: Col) -> None:
-        """One token each of many choices, without log-probabilities; once. `rows`: see `row`; shape [6, rows]."""
-        self._singles, self._single_tokens = rows, tokens
+    def add_alike(self, rows: Col, n: int, tokens: Col) -> None:
+        """`n` tokens of each of many choices, without log-probabilities; once. `rows`: a copy of what `row` says of
+        them, shape [6, rows]."""
+        rows[N] = n
+        self._alike, self._alike_tokens = rows, tokens
 
     def prompt(self, request: Request) -> None:
         """The log-probabilities of its prompt, which are complete; before any row of it."""
@@ -65,9 +67,9 @@ class Rows:
 
     def message(self, step: int) -> Deltas | None:
         """What was collected, or None if there is nothing to say."""
-        if not self._rows and self._singles is None and not self._ends and not self._prompts:
+        if not self._rows and self._alike is None and not self._ends and not self._prompts:
             return None
-        columns, tokens = self._singles, self._single_tokens
+        columns, tokens = self._alike, self._alike_tokens
         if self._rows or columns is None or tokens is None:
             rows = np.array(self._rows, dtype=np.int32).reshape(-1, 6).T
             columns = rows if columns is None else np.concatenate((rows, columns), axis=1)

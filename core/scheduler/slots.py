@@ -69,9 +69,9 @@ class Slots:
         self.committed: Col = np.zeros(count, dtype=np.int32)
         """Tokens that the KV-manager knows."""
         self.plain: Mask = np.zeros(count, dtype=np.bool_)
-        """Its next token, unless it ends the sequence, only has to be passed on, as `row` says."""
+        """Its next tokens, unless they end the sequence, only have to be passed on, as `row` says."""
         self.row: Col = np.zeros((6, count), dtype=np.int32)
-        """What the next row of Deltas says of it, if it has one token: handle, choice, attempt, index, 1, cached."""
+        """What the next row of Deltas says of it: handle, choice, attempt, index, (tokens,) cached."""
         self.guesses = Guesses(count)
         self._oldest_first: SlotIds | None = None
         self._viewed: SlotIds | None = None

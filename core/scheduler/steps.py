@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.core.messages import ChunkLogprobs, Role, StepAck, StepResult, TokenLogprob
+from octavo.core.messages import ChunkLogprobs, Role, StepAck, StepResult, TokenLogprob, col
 from octavo.core.scheduler.book import Book, finish_reason
 from octavo.core.scheduler.credit import Ledger
 from octavo.core.scheduler.draft import Outstanding
@@ -120,7 +120,7 @@ class Steps:
         for chunk in result.prompts:
             self._take_prompt(sequences[chunk.open_id], chunk, rows)
         drafted, right = self._guesses(result, sequences, rows) if len(result.drafted) else (0, 0)
-        taken = self._take_plain(now_ns, result, outstanding, current, rows)
+        taken = self._take_plain(result, outstanding, current, rows)
         if not taken.all():
             self._take_others(now_ns, result, sequences, np.flatnonzero((result.n_new > 0) & ~taken), rows)
         for failed in result.failed:
@@ -166,39 +166,40 @@ class Steps:
         if not request.computes_prompt:
             rows.prompt(request)
 
-    def _take_plain(self, now_ns: int, result: StepResult, outstanding: Outstanding, current: Mask, rows: Rows) -> Mask:
-        """Take, by columns, the items with one token that only has to be passed on: in a decoding step nearly all.
-        Gives which they were."""
-        slots, slot = self._slots, outstanding.slot
+    def _take_plain(self, result: StepResult, outstanding: Outstanding, current: Mask, rows: Rows) -> Mask:
+        """Take, by columns, the items with a token for each round that only have to be passed on: in a decoding step
+        nearly all. Gives which they were."""
+        slots, slot, n = self._slots, outstanding.slot, result.rounds
         if result.logprobs is not None or result.open_id.tobytes() != outstanding.open_id.tobytes():
             return np.zeros(len(result.n_new), dtype=np.bool_)
-        known = slots.known[slot]
         plain: Mask = slots.plain[slot]
         plain &= current
-        plain &= result.n_new == 1
-        plain &= known < slots.limit[slot] - 1
-        if not plain.any():
+        plain &= result.n_new == n
+        plain &= slots.known[slot] < slots.limit[slot] - n
+        starts = range(0, n * len(slot), n) if plain.all() else (np.cumsum(result.n_new) - result.n_new).tolist()
+        tokens, sequences = result.tokens.tolist(), outstanding.sequences
+        at, said = [], []
+        for i in np.flatnonzero(plain).tolist():
+            new = tokens[starts[i] : starts[i] + n]
+            if sequences[i].request.stop_ids.isdisjoint(new):
+                sequences[i].tokens += new
+                said += new
+                at.append(i)
+            else:
+                plain[i] = False
+        if not at:
             return plain
-        sequences, tokens, kv_len = outstanding.sequences, result.tokens, result.kv_len
-        if not plain.all():
-            at = np.flatnonzero(plain)
-            slot, known, kv_len, tokens = slot[at], known[at], kv_len[at], tokens[(np.cumsum(result.n_new) - 1)[at]]
-            sequences = [sequences[i] for i in at.tolist()]
-        ended = []
-        for sequence, token in zip(sequences, tokens.tolist(), strict=True):
-            sequence.tokens.append(token)
-            if token in sequence.request.stop_ids:
-                ended.append(sequence)
-        rows.add_singles(slots.row[:, slot], tokens)
-        slots.row[INDEX, slot] += 1
-        slots.known[slot] = known = known + 1
+        kv_len = result.kv_len
+        if len(at) < len(slot):
+            slot, kv_len, sequences = slot[at], kv_len[at], [sequences[i] for i in at]
+        rows.add_alike(slots.row[:, slot], n, col(said))
+        slots.row[INDEX, slot] += n
+        slots.known[slot] = known = slots.known[slot] + n
         kv_len = np.minimum(kv_len, known)
         full = kv_len // slots.block_size > slots.committed[slot] // slots.block_size
         if full.any():
             for i in np.flatnonzero(full).tolist():
                 self._commit(sequences[i], int(kv_len[i]))
-        for sequence in ended:
-            self._finish(now_ns, sequence, "stop", "", rows)
         return plain
 
     def _take_others(

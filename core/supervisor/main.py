@@ -137,10 +137,9 @@ class Supervisor:
 
     async def _hear_one(self) -> bool:
         """False when nothing waits."""
-        try:
-            identity, frame = self._router.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
+        if not wire.readable(self._router):
             return False
+        identity, frame = self._router.recv_multipart(zmq.NOBLOCK)
         try:
             message = control.decode_to_supervisor(frame)
         except msgspec.MsgspecError as error:

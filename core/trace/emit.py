@@ -33,8 +33,9 @@ from octavo.core.trace.catalogue import (
 QUEUE_LIMIT = 20_000
 """Events that may wait for the writer."""
 
-REST_S = 0.05
-"""How long the writer lets events come together."""
+REST_S, MOST_REST_S = 0.05, 0.2
+"""How long the writer lets events come together, and how long at most while they do not cease: what wakes it in the
+middle of a step takes its time from the step."""
 
 encode = msgspec.json.Encoder().encode
 """An event as JSON."""
@@ -70,6 +71,7 @@ class Emitter:
         self._dropped = 0
         self._queue: queue.SimpleQueue[Emitted | Callable[[], None] | None] = queue.SimpleQueue()
         self._path = trace_path(run_dir, role, replica)
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if config.enabled:
             self._path.touch(mode=0o600)
@@ -107,6 +109,7 @@ class Emitter:
         if self._thread is not None:
             self._confess()
             self._queue.put(None)
+            self._closing.set()
             self._thread.join(timeout=5)
             self._thread = None
 
@@ -126,8 +129,9 @@ class Emitter:
                 file.write(b"\n")
             log = structlog.wrap_logger(_Sink(file), processors=[_render], wrapper_class=_Log)
             log = log.bind(source=b'"role":"%b","replica":%d' % (self._role.encode(), self._replica))
-            open_ = True
+            open_, rest_s = True, REST_S
             while open_:
+                rest_s = REST_S if self._queue.empty() else min(2 * rest_s, MOST_REST_S)
                 come: list[Emitted] = []
                 for _ in range(max(1, self._queue.qsize())):
                     item = self._queue.get()
@@ -140,7 +144,7 @@ class Emitter:
                 log.lines(come)
                 file.flush()
                 if open_:
-                    time.sleep(REST_S)
+                    self._closing.wait(rest_s)
 
 
 class _Log(structlog.BoundLoggerBase):

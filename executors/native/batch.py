@@ -11,7 +11,7 @@ import numpy as np
 from octavo.executors.drafting.contract import Draft
 from octavo.executors.native.library import Int32s, int32s
 from octavo.executors.native.program import Inputs
-from octavo.executors.residents import Resident, Run, Span, of_prompt, span_of
+from octavo.executors.residents import Resident, Run, Runs, Span, of_prompt, span_of
 from octavo.executors.sampling import shaped
 
 
@@ -47,7 +47,7 @@ def batch(runs: Sequence[Run], drafts: Sequence[Draft], own_prompts: bool = Fals
         rows = list(range(own - 1, len(ids))) if run.samples else []
         if about:
             rows = [*range(start, start + about), *rows]
-        needed = about > 0 or (run.samples and not _best_is_enough(run.resident))
+        needed = about > 0 or (run.samples and not best_is_enough(run.resident))
         asks.append(Ask(start, own, len(ids), about, len(sample_rows), len(rows), logits if needed else -1))
         sample_rows += rows
         if needed:
@@ -69,6 +69,18 @@ def batch(runs: Sequence[Run], drafts: Sequence[Draft], own_prompts: bool = Fals
         int32s(logit_rows), none, none, *_paths(spans), _prompt_ends(runs) if own_prompts else None,
     )  # fmt: skip
     return inputs, asks
+
+
+def singles(runs: Runs, block_size: int) -> Inputs:
+    """Of runs of one output token each, whose best next ones are enough: column by column, as they come in nearly every
+    step."""
+    starts = runs.start.tolist()
+    ids = [resident.tokens[at] for resident, at in zip(runs.residents, starts, strict=True)]
+    blocks = max(starts) // block_size + 1  # of others' tables further ones are not looked at
+    each = np.arange(len(ids) + 1, dtype=np.int32)
+    tables = int32s(runs.tables[runs.slot, :blocks]).reshape(-1)
+    rows, best, none = each[:-1], np.full(len(ids), -1, np.int32), int32s([])
+    return Inputs(int32s(ids), int32s(runs.start), rows, tables, each * np.int32(blocks), rows, best, none, none)
 
 
 def of_spans(spans: Sequence[Span], samples: bool = True) -> Inputs:
@@ -104,7 +116,7 @@ def _paths(spans: Sequence[Span]) -> tuple[Int32s | None, Int32s | None]:
     return int32s([cell for path in paths for cell in path]), int32s(np.cumsum([0, *map(len, paths)]))
 
 
-def _best_is_enough(resident: Resident) -> bool:
+def best_is_enough(resident: Resident) -> bool:
     """Greedy on the bare logits: the library's own argmax will do."""
     sampling = resident.sampling
     return sampling.temperature == 0 and sampling.logprobs < 0 and sampling.grammar is None and not shaped(sampling)

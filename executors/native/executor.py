@@ -33,7 +33,7 @@ from octavo.executors.grammars import Matchers, grammars_of
 from octavo.executors.loading.files import open_checkpoint
 from octavo.executors.loading.peft import Lora, read
 from octavo.executors.native.adapters import Packed
-from octavo.executors.native.batch import Ask, batch
+from octavo.executors.native.batch import Ask, batch, best_is_enough, singles
 from octavo.executors.native.drawing import Drawing, Draws, Reported
 from octavo.executors.native.ledger import weights_bytes, workspace_bytes
 from octavo.executors.native.library import Floats, Int32s, Isa, Kind, int32s, load
@@ -41,7 +41,7 @@ from octavo.executors.native.program import Native, Outputs, Pool, kv_bytes
 from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.native.weights import Weights
 from octavo.executors.outcome import Outcome, Outcomes, Settlement
-from octavo.executors.residents import Residents, Run, Runs, slots_of
+from octavo.executors.residents import Resident, Residents, Run, Runs, slots_of
 from octavo.executors.rounds import in_rounds
 from octavo.executors.sampling import Context
 from octavo.executors.threads import default_threads
@@ -88,6 +88,8 @@ class NativeExecutor:
         self._settlement = Settlement(facts.vocab_size, self.adapters)
         self._drafting = drafting or Drafting(None, facts.vocab_size)
         self._drawing = Drawing(model)
+        self._crowd: tuple[list[Resident], bool] = [], False
+        """Who was computed last, and whether the best tokens of all of them are enough."""
 
     @classmethod
     def load(cls, config: Config) -> Self:
@@ -159,7 +161,12 @@ class NativeExecutor:
 
     def _compute(self, everyone: Runs, drafts: list[Draft], took: list[Took]) -> Outcomes:
         """Outcomes of the runs, and in `took` what was computed, if the drafter wants to know."""
-        runs, refused = list(everyone), self._settlement.refused(everyone)
+        refused = self._settlement.refused(everyone)
+        if not refused and self._simple(everyone, drafts):
+            out = self.model.step(singles(everyone, self.facts.block_size))
+            if all(out.finite) and all(out.sample_finite):
+                return Outcomes(out.best.tolist(), {})
+        runs = list(everyone)
         outcomes = [refused.get(i, _NOTHING) for i in range(len(runs))]
         sound = [i for i in range(len(runs)) if i not in refused]
         inputs, asks = batch([runs[i] for i in sound], [drafts[i] for i in sound], self.facts.prompts_apart)
@@ -169,9 +176,6 @@ class NativeExecutor:
         poisoned: list[int] = []
         heard: dict[int, _Heard] = {}
         best, every = out.best.tolist(), all(out.finite) and all(out.sample_finite)
-        single = everyone.single and not features and not any(draft.tokens for draft in drafts)
-        if every and not refused and single and not len(out.logits):
-            return Outcomes(best, {})  # each says its best token, in nearly every step of greedy decodes
         for i, ask in zip(sound, asks, strict=True):
             if every or _own_finite(runs[i], ask, out):
                 finite = out.sample_finite[ask.sample : ask.sample + ask.samples]
@@ -202,6 +206,23 @@ class NativeExecutor:
             for at, i in enumerate(poisoned):
                 outcomes[i] = alone.at(at)
         return Outcomes.of(outcomes)
+
+    def _simple(self, runs: Runs, drafts: list[Draft]) -> bool:
+        """Whether each says the best token after an output's last one, and nobody wants to know more: as in nearly
+        every step of greedy decodes."""
+        if (
+            not runs
+            or not runs.single
+            or runs.adapted
+            or self._drafting.features
+            or any(draft.tokens for draft in drafts)
+        ):
+            return False
+        residents = runs.residents
+        if residents is not self._crowd[0]:
+            self._crowd = residents, all(map(best_is_enough, residents))
+        after = (resident.prompt_len for resident in residents)
+        return self._crowd[1] and all(map(int.__ge__, runs.start.tolist(), after))
 
     def _straighten(self, branched: list[tuple[Run, list[int]]]) -> None:
         """Bring the KV of tokens that stay to the cells of their positions: a tree gives cells out in its own order."""

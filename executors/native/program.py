@@ -195,9 +195,9 @@ class Native:
         """With `layers`, the first so many stand for all; with `hidden`, hidden states are given too, and of the layers
         that are `taps` the inputs. `adapters` say, by token, which of `loaded` it has, -1 for none."""
         tokens, samples = len(inputs.ids), len(inputs.sample_rows)
-        rows = int(inputs.logit_rows.max(initial=-1)) + 1
-        best, sample_finite = np.zeros(samples, np.int32), np.zeros(samples, np.uint8)
-        logits, finite = np.empty((rows, self.weights.spec.vocab_size), np.float32), np.zeros(tokens, np.uint8)
+        rows = max(inputs.logit_rows.tolist(), default=-1) + 1
+        best, sample_finite = np.zeros(samples, np.int32), np.zeros(samples, np.bool_)
+        logits, finite = np.empty((rows, self.weights.spec.vocab_size), np.float32), np.zeros(tokens, np.bool_)
         step = CStep(tokens, samples, len(inputs.copy_source), len(inputs.table_start) - 1)
         for name, array in inputs._asdict().items():
             if array is not None:
@@ -212,14 +212,14 @@ class Native:
         states = np.empty((tokens, self.weights.spec.hidden), np.float32) if hidden else None
         if states is not None:
             step.hidden = states.ctypes.data
-        asked = sorted(set(taps))
-        tap_ops = int32s([self._begins[layer] for layer in asked])
-        tapped = np.empty((len(asked), tokens, self.weights.spec.hidden if asked else 0), np.float32)
-        step.taps, step.tap_ops, step.tapped = len(asked), tap_ops.ctypes.data, tapped.ctypes.data
+        if asked := sorted(set(taps)):
+            tap_ops = int32s([self._begins[layer] for layer in asked])
+            tapped = np.empty((len(asked), tokens, self.weights.spec.hidden), np.float32)
+            step.taps, step.tap_ops, step.tapped = len(asked), tap_ops.ctypes.data, tapped.ctypes.data
         if code := self._library.oct_step(self._model, step):
             raise StepError(f"the step library refuses a step: {self._library.oct_error(code).decode()}")
         inner = np.concatenate([tapped[asked.index(layer)] for layer in taps], axis=1) if asked else None
-        return Outputs(best, sample_finite.astype(bool).tolist(), logits, finite.astype(bool).tolist(), states, inner)
+        return Outputs(best, sample_finite.tolist(), logits, finite.tolist(), states, inner)
 
     def rows(self, function: str, table: npt.NDArray[np.void]) -> None:
         """One of the library's functions on rows of logits, on this model's threads."""

@@ -57,3 +57,6 @@ def test_rounds_count_until_the_sequence_ended() -> None:
     assert done == Work(
         0, 2, attention=7 + 8 + 9 + 10 + 17 + 18, kv_tokens=7 + 8 + 9 + 10 + 17 + 18, copied=1, rounds=4
     )
+    whole = worked([(DECODE, 10, 4), (DECODE, 20, 4)], rounds=4, new=[4, 4], drafted=[], skipped=[])
+    assert whole.attention == whole.kv_tokens == done.attention + 19 + 20
+    assert (whole.decodes, whole.rounds) == (2, 4)

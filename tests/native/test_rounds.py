@@ -41,6 +41,22 @@ def test_rounds_say_what_single_steps_say(path: Path) -> None:  # noqa: F811
     assert told(together) == told(one_by_one)
 
 
+def test_greedy_ones_alone_say_what_they_say_when_more_is_asked(path: Path) -> None:  # noqa: F811
+    """Alone, they are computed by columns."""
+    answers = []
+    for explained in (False, True):
+        driver = Driver(native(path, "fast"))
+        sampling = Sampling(temperature=0.0, logprobs=0 if explained else -1)
+        opened = [driver.open(PROMPT[:n], sampling=sampling) for n in (3, len(PROMPT), 17)]
+        driver.step(*((one, len(one.ids)) for one in opened))
+        for rounds in (1, 4, 1, 3):
+            driver.step(*((one, DECODE) for one in opened), rounds=rounds)
+        driver.step((opened[2], DECODE), (opened[0], DECODE))
+        answers.append([one.output for one in opened])
+    assert answers[0] == answers[1]
+    assert [len(output) for output in answers[0]] == [11, 10, 11]
+
+
 def test_who_ends_is_not_computed_on(path: Path) -> None:  # noqa: F811
     driver = Driver(native(path, "fast"))
     drawn = Sampling(temperature=0.9, seed=3)

@@ -98,6 +98,24 @@ def test_what_comes_after_an_end_is_dropped() -> None:
     assert (finished.finish, finished.output_tokens, finished.dropped) == ("stop", 3, 3)
 
 
+def test_who_stops_among_others_is_told_apart_from_them() -> None:
+    s = Scheduler(tell_every_ns=APART, depth=1)
+    for name in "abc":
+        s.ask(name, max_tokens=60)
+    s.run(4, round_ns=250)
+    plan = s.plans.pop(0)
+    assert (plan.rounds, len(plan.slot)) == (4, 3)
+    tokens = col([11, 12, 13, 14, 21, EOS, 23, 24, 31, 32, 33, 34])
+    s.tell(StepResult(plan.step, plan.slot, plan.open_id, col([4] * 3), tokens, col([8] * 3), 0, 1000, rounds=4))
+    deltas = s.last(Deltas)
+    told = np.split(deltas.tokens, np.cumsum(deltas.n)[:-1])
+    assert sorted(row.tolist() for row in told) == [[11, 12, 13, 14], [21, EOS], [31, 32, 33, 34]]
+    s.run(1, round_ns=250)
+    assert sorted((s.last(Deltas).index - deltas.index[deltas.n == 4]).tolist()) == [4, 4]
+    (finished,) = s.named("RequestFinished")
+    assert (finished.finish, finished.dropped) == ("stop", 2)
+
+
 def test_rounds_that_were_not_computed_took_no_time() -> None:
     s = Scheduler(tell_every_ns=APART, depth=1)
     s.ask("a", max_tokens=60)
