@@ -578,11 +578,14 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
     }
 }
 
-// Chunks to make the panels of `count` rows: where there are few panels, parts of them, as many of each.
+// Chunks to make the panels of `count` rows: where few panels do not go evenly to threads, parts of them, as many of each.
+// No more than that: whoever makes a part norms whole rows.
 uint32_t OctModel::panel_chunks(const OctOp& op, int count) const {
-    const int panels = (count + LANES - 1) / LANES, wanted = shape.threads > 1 ? 4 * shape.threads : 1;
-    if (panels == 0 || panels >= wanted) return uint32_t(least(panels, 4 * wanted));
-    const int parts = least((wanted + panels - 1) / panels, op.matrix->cols / (4 * GROUP));
+    const int panels = (count + LANES - 1) / LANES, threads = shape.threads;
+    if (panels == 0 || panels >= 4 * threads) return uint32_t(least(panels, 16 * threads));
+    int parts = 1;
+    while (panels * parts % threads) parts++;
+    parts = least(parts, op.matrix->cols / (4 * GROUP));
     return uint32_t(panels * (parts > 1 ? parts : 1));
 }
 

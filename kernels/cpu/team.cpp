@@ -13,11 +13,12 @@ constexpr uint64_t word_of(uint32_t epoch, uint32_t phase) { return uint64_t(epo
 constexpr uint32_t epoch_of(uint64_t word) { return uint32_t(word >> 32); }
 constexpr uint32_t phase_of(uint64_t word) { return uint32_t(word >> 20) & (Team::MOST_PHASES - 1); }
 constexpr uint32_t FINISHED = Team::MOST_PHASES - 1;  // instead of a phase: nothing of this epoch is left to claim
-constexpr uint32_t chunk_of(uint64_t word) { return uint32_t(word) & Team::MOST_CHUNKS; }
+constexpr uint32_t claims_of(uint64_t word) { return uint32_t(word) & Team::MOST_CHUNKS; }
 
 }  // namespace
 
-Team::Team(int threads, Rest* rest) : chunks_(new std::atomic<uint32_t>[MOST_PHASES]()), rest_(rest) {
+Team::Team(int threads, Rest* rest)
+    : chunks_(new std::atomic<uint32_t>[MOST_PHASES]()), taken_(new Taken[size_t(threads)]), rest_(rest) {
     for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { serve(i); });
 }
 
@@ -57,17 +58,34 @@ void Team::note(uint32_t phase) {
     opened_ = now;
 }
 
+// A chunk for who holds a claim. Only they come here, and none does any more when the next phase is opened.
+uint32_t Team::take(int thread, uint64_t claim, uint32_t chunks) {
+    const uint32_t all = uint32_t(threads());
+    const auto first_of = [&](uint32_t owner) { return uint32_t(uint64_t(chunks) * owner / all); };
+    for (uint32_t owner = uint32_t(thread);; owner = (owner + 1) % all) {
+        const uint32_t first = first_of(owner), own = first_of(owner + 1) - first;
+        std::atomic<uint64_t>& word = taken_[owner].word;
+        for (uint64_t before = word.load(std::memory_order_relaxed);;) {
+            const bool begun = before >> 20 == claim >> 20;
+            const uint32_t n = begun ? claims_of(before) : 0;
+            if (n == own) break;
+            const uint64_t after = (claim >> 20 << 20) + n + 1;
+            if (word.compare_exchange_weak(before, after, std::memory_order_relaxed)) return first + n;
+        }
+    }
+}
+
 void Team::work(int thread, uint32_t epoch) noexcept {
     int spins = 0;
     for (;;) {
         uint64_t word = word_.load(std::memory_order_acquire);
-        const uint32_t phase = phase_of(word), chunk = chunk_of(word);
+        const uint32_t phase = phase_of(word);
         if (epoch_of(word) != epoch || phase == FINISHED) return;
         const uint32_t chunks = chunks_[phase].load(std::memory_order_relaxed);
-        if (chunk < chunks) {
+        if (claims_of(word) < chunks) {
             // From a stale `phase` or `chunks` nothing follows: the word has moved on then, and this fails.
             if (!word_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel)) continue;
-            job_->run(phase, chunk, chunks, thread);
+            job_->run(phase, take(thread, word, chunks), chunks, thread);
             if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) {
                 if (seconds_) note(phase);
                 open(epoch, phase + 1);

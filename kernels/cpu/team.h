@@ -1,9 +1,11 @@
 // Threads that run a job of phases, each of so many chunks. No job is ever waited for by a thread that has nothing of it.
 //
-// One word says where the job is: {epoch | phase | next chunk}. A thread claims a chunk by moving the word on; who
-// finishes the last chunk of a phase opens the next. So a phase ends when its chunks are done and not when all threads
-// have come: one that the system has put aside while it held no chunk delays nobody, and a late one finds another
-// epoch and goes. Within a phase threads wait briefly by spinning, then yield; between jobs they spin, then sleep.
+// One word says where the job is: {epoch | phase | claims}. A thread claims a chunk by moving the word on; who finishes
+// the last chunk of a phase opens the next. So a phase ends when its chunks are done and not when all threads have come:
+// one that the system has put aside while it held no chunk delays nobody, and a late one finds another epoch and goes.
+// Which chunk a claim is for, the word leaves open: of each phase every thread has chunks of its own, side by side, and
+// takes them in order, so that what it reads goes on where it stopped; then it takes others'.
+// Within a phase threads wait briefly by spinning, then yield; between jobs they spin, then sleep.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -57,12 +59,17 @@ private:
     // What a chunk throws ends the process: nobody could say that the chunk is done, and the next job would count it.
     void work(int thread, uint32_t epoch) noexcept;
     void serve(int thread);
+    uint32_t take(int thread, uint64_t claim, uint32_t chunks);
     void open(uint32_t epoch, uint32_t phase);
     void note(uint32_t phase);
 
     alignas(64) std::atomic<uint64_t> word_{0};
     alignas(64) std::atomic<uint32_t> done_{0};
     alignas(64) std::unique_ptr<std::atomic<uint32_t>[]> chunks_;
+    struct alignas(64) Taken {
+        std::atomic<uint64_t> word{0};  // {epoch | phase | how many are taken}; of another phase: none of this one
+    };
+    const std::unique_ptr<Taken[]> taken_;  // by thread, of its own chunks
     Rest* const rest_;
     uint32_t phases_ = 0;  // this and the job: read only by holders of a chunk
     Job* job_ = nullptr;
