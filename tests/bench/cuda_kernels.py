@@ -309,6 +309,15 @@ class Bench:
         tokens = torch.ones(nodes, dtype=torch.int32, device=self.device)
         parents = torch.arange(-1, 4, dtype=torch.int32, device=self.device).repeat(s.batch)
         self.found["spec_verify"] = self.short(lambda: self.kernels.verify(firsts, tokens, parents, tokens))
+        rows = torch.randn(nodes, s.vocabulary, device=self.device) * 3
+        each, certain = packed.repeat_interleave(5, 0), torch.full_like(tokens, -1)
+
+        def rejected() -> None:
+            target = self.kernels.distributions(self.kernels.scores(rows, each), each)
+            self.kernels.reject(firsts, tokens, parents, target, target[:0], certain, each)
+
+        mine, theirs = self.seconds(rejected, lambda: self.kernels.sample(self.kernels.scores(rows, each), each))
+        self.found["spec_reject"] = theirs / mine
 
     # ---- a whole step
 

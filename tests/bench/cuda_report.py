@@ -61,6 +61,7 @@ TARGETS: dict[str, Target] = {
     "logits": Target("penalties, bias, masks of logits", "copy", 0.80, "`logits.cu`: two thirds of its bytes are fp64"),
     "sample": Target("logits to tokens, top-k and top-p", "", 0.15, "`sample.cu`: passes over the row", "ms"),
     "spec_verify": Target("verification of 64 chains of 4", "", 20, _SHORT, "µs"),
+    "spec_reject": Target("rejection of 64 chains of 4", "a draw for each row", 0.80, "`spec_verify.cu`: one block"),
     "step": Target("decode step of a Llama-8B's shape, recorded", "bytes by copy", 0.80, "Nsight: gaps, cuBLAS"),
     "host": Target("the host's part of a step of 256 sequences", "", 300, "`python -m tests.bench.cuda_host`", "µs"),
 }  # fmt: skip
