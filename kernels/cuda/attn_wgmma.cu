@@ -4,15 +4,24 @@
 // stages of TOKENS tokens whose rows follow one another as wgmma wants them. A stage's keys and values have barriers of
 // their own, and go back to the producer as soon as all consumers are done with them. A consumer multiplies its queries
 // with the next keys while the values of the last are mixed, and works out weights meanwhile (FlashAttention-3,
-// arXiv 2407.08608). Heads of a multiple of 64; values in the same type as queries.
+// arXiv 2407.08608). Heads of 64 numbers and more, of which 16 or 32 may be beyond a multiple of 64: these are a narrower
+// panel, the tail, with products of its own. Values in the same type as queries.
 #include "tile.cuh"
 #include "warpgroup.cuh"
 
-// Where things lie in shared memory. A stage's keys, or values: panels of 64 numbers, each [TOKENS][128 bytes].
+// Where things lie in shared memory. A stage's keys, or values: panels of 64 numbers, each [TOKENS][128 bytes], then the
+// tail, [TOKENS][TAIL bytes].
 template <int D, int TOKENS, int STAGES> struct Room {
-  static constexpr int CONSUMERS = 2, ROWS = 64, PANEL = TOKENS * 128, QUERY_PANEL = ROWS * 128;
-  static constexpr int STAGE = D / 64 * PANEL, QUERIES = D / 64 * QUERY_PANEL;
+  static constexpr int CONSUMERS = 2, ROWS = 64, PANELS = D / 64, TAIL = D % 64 * 2;
+  static constexpr int PANEL = TOKENS * 128, QUERY_PANEL = ROWS * 128, STAGE = TOKENS * D * 2, QUERIES = ROWS * D * 2;
   static constexpr int KEYS = CONSUMERS * QUERIES, VALUES = KEYS + STAGES * STAGE, BARRIERS = VALUES + STAGES * STAGE;
+
+  // Where a chunk of a row begins, and which it is after the exchange of a row's chunks.
+  FN static int at(int row, int chunk, int panel) {
+    if (TAIL && chunk >= PANELS * 8) return PANELS * panel + row * TAIL + (chunk - PANELS * 8) * 16;
+    return chunk / 8 * panel + row * 128 + chunk % 8 * 16;
+  }
+  FN static int exchanged(int row, int chunk) { return chunk ^ (TAIL && chunk >= PANELS * 8 ? row % 8 * TAIL / 128 : row % 8); }
 };
 
 template <class T, int D, int TOKENS, int STAGES, bool BIASED>
@@ -24,10 +33,12 @@ attn_wgmma(const T* __restrict__ q, const unsigned char* __restrict__ pool, cons
            const float* __restrict__ slopes, const uint64_t* __restrict__ tree_mask,
            const int* __restrict__ tree_start, int heads, int kv_heads, float scale, float soft_cap,
            float value_scale, int window) {
-  static_assert(D % 64 == 0 && D <= 256 && (TOKENS == 64 || TOKENS == 128), "wgmma's panels are of 64 numbers");
+  static_assert(D >= 64 && D <= 256 && D % 64 % 16 == 0 && D % 64 <= 32, "wgmma's panels are of 64, 32 or 16 numbers");
+  static_assert(TOKENS == 64 || TOKENS == 128, "a stage's products are of 64 or 128 columns");
   using Place = Room<D, TOKENS, STAGES>;
   using Mine = Rows<T, T, D, false, BIASED>;
-  constexpr int TILES = TOKENS / TILE, PANELS = D / 64, PIECE = TILE * 128;
+  constexpr int TILES = TOKENS / TILE, PANELS = Place::PANELS, TAIL = Place::TAIL, PIECE = TILE * 128;
+  constexpr int PIECES = PANELS + (TAIL > 0);
   const int works_here = count ? *count : (int)gridDim.x;
   if ((int)blockIdx.x >= works_here) return;  // a plan made on the device, launched with room for more
   SHARED_MEMORY(shared);
@@ -54,15 +65,14 @@ attn_wgmma(const T* __restrict__ q, const unsigned char* __restrict__ pool, cons
       for (int half = 0; half < 2; half++) {  // keys, then values
         uint64_t* there = (half ? values_there : keys_there) + slot;
         if (stage >= STAGES) barrier_wait((half ? values_free : keys_free) + slot, stage / STAGES - 1 & 1);
-        if (lane == 0) barrier_expect(there, tiles * PANELS * PIECE);
+        if (lane == 0) barrier_expect(there, tiles * Image<T, D>::BYTES);
         __syncwarp();  // bytes are announced before they come
 #pragma unroll 1
-        for (int i = lane; i < tiles * PANELS; i += 32) {
-          const int tile = i / PANELS, panel = i % PANELS;
+        for (int i = lane; i < tiles * PIECES; i += 32) {
+          const int tile = i / PIECES, panel = i % PIECES, size = panel < PANELS ? PIECE : TILE * TAIL;
           const unsigned char* image = pool + Pool<T, D>::at(table, first + tile, tiles_per_block, kv_heads, head);
           unsigned char* to = shared + (half ? Place::VALUES : Place::KEYS) + slot * Place::STAGE;
-          bulk_copy(to + panel * Place::PANEL + tile * PIECE, image + half * Image<T, D>::BYTES + panel * PIECE, PIECE,
-                    there);
+          bulk_copy(to + panel * Place::PANEL + tile * size, image + half * Image<T, D>::BYTES + panel * PIECE, size, there);
         }
       }
     }
@@ -80,7 +90,7 @@ attn_wgmma(const T* __restrict__ q, const unsigned char* __restrict__ pool, cons
       const int64_t token = token_of[work.tokens + row / group];
       eight = *reinterpret_cast<const uint4*>(q + (token * heads + head * group + row % group) * D + chunk * 8);
     }
-    store_async(queries + chunk / 8 * Place::QUERY_PANEL + r * 128 + (chunk % 8 ^ r % 8) * 16, eight);
+    store_async(queries + Place::at(r, Place::exchanged(r, chunk), Place::QUERY_PANEL), eight);
   }
   fence_async();
   barrier_some(1 + consumer, WARPGROUP);
@@ -99,9 +109,15 @@ attn_wgmma(const T* __restrict__ q, const unsigned char* __restrict__ pool, cons
     const uint64_t b = descriptor<128>(shared + Place::KEYS + slot * Place::STAGE, 1024, 0);
     products_begin();
 #pragma unroll
-    for (int k = 0; k < D / 16; k++)
+    for (int k = 0; k < PANELS * 4; k++)
       multiply<T, TOKENS>(s, further(a, k / 4 * Place::QUERY_PANEL + k % 4 * 32),
                           further(b, k / 4 * Place::PANEL + k % 4 * 32), k > 0);
+    if constexpr (TAIL > 0) {
+      const uint64_t c = descriptor<TAIL>(queries + PANELS * Place::QUERY_PANEL, 8 * TAIL, 0);
+      const uint64_t d = descriptor<TAIL>(shared + Place::KEYS + slot * Place::STAGE + PANELS * Place::PANEL, 8 * TAIL, 0);
+#pragma unroll
+      for (int k = 0; k < TAIL / 32; k++) multiply<T, TOKENS>(s, further(c, k * 32), further(d, k * 32), true);
+    }
     products_commit();
   };
   auto mix = [&](int stage) {  // begin to mix a stage's values
@@ -109,9 +125,15 @@ attn_wgmma(const T* __restrict__ q, const unsigned char* __restrict__ pool, cons
     const uint64_t b = descriptor<128>(shared + Place::VALUES + slot * Place::STAGE, 1024, Place::PANEL);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      multiply_transposed<T, D == 64 ? 64 : 128>(mine.out, weights[t], further(b, t * PIECE), true);
-      if constexpr (D > 128)
-        multiply_transposed<T, D - 128, 16>(mine.out, weights[t], further(b, t * PIECE + 2 * Place::PANEL), true);
+      multiply_transposed<T, D < 128 ? 64 : 128>(mine.out, weights[t], further(b, t * PIECE), true);
+      if constexpr (PANELS > 2)
+        multiply_transposed<T, PANELS * 64 - 128, 16>(mine.out, weights[t], further(b, t * PIECE + 2 * Place::PANEL), true);
+    }
+    if constexpr (TAIL > 0) {
+      const uint64_t d = descriptor<TAIL>(shared + Place::VALUES + slot * Place::STAGE + PANELS * Place::PANEL, 8 * TAIL, 0);
+#pragma unroll
+      for (int t = 0; t < TILES; t++)
+        multiply_transposed<T, TAIL / 2, PANELS * 8>(mine.out, weights[t], further(d, t * TILE * TAIL), true);
     }
     products_commit();
   };
@@ -153,9 +175,9 @@ attn_wgmma(const T* __restrict__ q, const unsigned char* __restrict__ pool, cons
   barrier_wait(&values_there[last % STAGES], last / STAGES & 1);
   if (valid < TOKENS) {  // values that were never written may be NaN, which a weight of 0 would not hide
     unsigned char* values = shared + Place::VALUES + last % STAGES * Place::STAGE;
-    constexpr int CHUNKS = PANELS * 8;
+    constexpr int CHUNKS = D / 8;
     for (int i = threadIdx.x - WARPGROUP + valid * CHUNKS; i < TOKENS * CHUNKS; i += Place::CONSUMERS * WARPGROUP)
-      store_async(values + i / 8 % PANELS * Place::PANEL + i / CHUNKS * 128 + i % 8 * 16, {0, 0, 0, 0});
+      store_async(values + Place::at(i / CHUNKS, i % CHUNKS, Place::PANEL), {0, 0, 0, 0});
     fence_async();
     barrier_some(3, Place::CONSUMERS * WARPGROUP);
   }

@@ -68,7 +68,7 @@ def wgmma_shared(head_dim: int, tokens: int, stages: int) -> int:
 def wgmma_serves(heads: Heads) -> bool:
     """Is there a kernel with wgmma for these heads, on a device that has it?"""
     layout = heads.layout
-    return layout.head_dim % 64 == 0 and layout.dtype == heads.dtype
+    return layout.head_dim >= 64 and layout.head_dim % 64 in (0, 16, 32) and layout.dtype == heads.dtype
 
 
 def attention_instance(
@@ -95,8 +95,8 @@ def _wgmma_instance(heads: Heads, *, biased: bool, shared_limit: int) -> tuple[I
     size = heads.layout.head_dim
     if not wgmma_serves(heads):
         raise ValueError(
-            f"attention with wgmma needs heads of a multiple of 64 and KV as queries are; these are of {size}, "
-            f"{heads.layout.dtype} for {heads.dtype}"
+            "attention with wgmma needs heads of a multiple of 64, or of 16 or 32 more, and KV as queries are"
+            f"; these are of {size}, {heads.layout.dtype} for {heads.dtype}"
         )
     tokens = 128 if size <= 128 else 64  # more scores than that leave too few registers beside the results
     for stages in (4, 3, 2):

@@ -122,9 +122,13 @@ template <int N> FN void products_of(float (&d)[N][4]) {
 // The accumulators of a warp's 16 rows of 64: d[j][e] is row lane / 4 + e / 2 · 8, column 8 j + lane % 4 · 2 + e % 2,
 // j counted from FROM. With `add` they are added to.
 #define TEN(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9,"
+#define FIRST_8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define FIRST_16 TEN() "%10,%11,%12,%13,%14,%15"
 #define FIRST_32 TEN() TEN(1) TEN(2) "%30,%31"
 #define FIRST_64 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60,%61,%62,%63"
 #define FOUR_OF(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define COLUMNS_16(i) FOUR_OF(i), FOUR_OF(i + 1)
+#define COLUMNS_32(i) COLUMNS_16(i), COLUMNS_16(i + 2)
 #define COLUMNS_64(i) \
   FOUR_OF(i), FOUR_OF(i + 1), FOUR_OF(i + 2), FOUR_OF(i + 3), FOUR_OF(i + 4), FOUR_OF(i + 5), FOUR_OF(i + 6), FOUR_OF(i + 7)
 #define WGMMA(n, type, registers) \
@@ -153,8 +157,14 @@ template <class T, int N, int FROM = 0, int SIZE> FN void multiply(float (&d)[SI
 // The same with A from registers, as mma has it, and with B's rows those of k: its columns lie side by side.
 template <class T, int N, int FROM = 0, int SIZE>
 FN void multiply_transposed(float (&d)[SIZE][4], const uint32_t (&a)[4], uint64_t b, bool add) {
-  static_assert((N == 64 || N == 128) && FROM + N / 8 <= SIZE, "64 or 128 columns that are there");
+  static_assert((N == 16 || N == 32 || N == 64 || N == 128) && FROM + N / 8 <= SIZE, "as many columns as there are");
 #if WARPGROUPS
+#define PRODUCT_16(type) \
+  asm volatile("{.reg .pred add; setp.ne.b32 add, %13, 0;\n" WGMMA(16, type, FIRST_8) "{%8,%9,%10,%11}, %12, add, 1, 1, 1;}" \
+               : COLUMNS_16(FROM) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add) : "memory")
+#define PRODUCT_32(type) \
+  asm volatile("{.reg .pred add; setp.ne.b32 add, %21, 0;\n" WGMMA(32, type, FIRST_16) "{%16,%17,%18,%19}, %20, add, 1, 1, 1;}" \
+               : COLUMNS_32(FROM) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add) : "memory")
 #define PRODUCT_64(type) \
   asm volatile("{.reg .pred add; setp.ne.b32 add, %37, 0;\n" WGMMA(64, type, FIRST_32) "{%32,%33,%34,%35}, %36, add, 1, 1, 1;}" \
                : COLUMNS_64(FROM) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add) : "memory")
@@ -162,10 +172,16 @@ FN void multiply_transposed(float (&d)[SIZE][4], const uint32_t (&a)[4], uint64_
   asm volatile("{.reg .pred add; setp.ne.b32 add, %69, 0;\n" WGMMA(128, type, FIRST_64) "{%64,%65,%66,%67}, %68, add, 1, 1, 1;}" \
                : COLUMNS_64(FROM), COLUMNS_64(FROM + 8) \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add) : "memory")
-  if constexpr (N == 64 && Same<T, f16>::value) PRODUCT_64("f16");
+  if constexpr (N == 16 && Same<T, f16>::value) PRODUCT_16("f16");
+  else if constexpr (N == 16) PRODUCT_16("bf16");
+  else if constexpr (N == 32 && Same<T, f16>::value) PRODUCT_32("f16");
+  else if constexpr (N == 32) PRODUCT_32("bf16");
+  else if constexpr (N == 64 && Same<T, f16>::value) PRODUCT_64("f16");
   else if constexpr (N == 64) PRODUCT_64("bf16");
   else if constexpr (Same<T, f16>::value) PRODUCT_128("f16");
   else PRODUCT_128("bf16");
+#undef PRODUCT_16
+#undef PRODUCT_32
 #undef PRODUCT_64
 #undef PRODUCT_128
 #elif !DEVICE

@@ -153,6 +153,8 @@ WGMMAS = {
     "split, window, cap": Case(((40, 400), (3, 3)), split=256, window=170, soft_cap=5.0, block_size=32),
     "sinks, split on the device": Case(((40, 150), (3, 3)), split=64, window=70, sinks=True, on_device=True),
     "tree of 64, alibi": Case(((64, 150), (40, 75)), tree=True, alibi=True),
+    "heads of 80, split, window": Case(((40, 400), (3, 3)), head_dim=80, split=256, window=170, block_size=32),
+    "heads of 96": Case(((40, 420), (30, 77)), head_dim=96),
     "heads of 192": Case(((40, 100),), head_dim=192),
     "heads of 256": Case(((40, 170),), head_dim=256),
 }

@@ -60,6 +60,7 @@ PROBES = [
     "probe_race",
     "probe_early_read",
     *(f"probe_products<{kind},{columns},false>" for kind in ("bf16", "f16") for columns in (64, 128)),
+    *(f"probe_tail<{kind},{columns}>" for kind in ("bf16", "f16") for columns in (16, 32)),
     *("probe_products<bf16,64,true>", "probe_ring<false>", "probe_ring<true>"),
 ]
 
@@ -198,7 +199,9 @@ def probe_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def probe(name: str) -> Instance:
     """Those of warpgroups are for sm_90a only, so they are in a file of their own."""
-    return Instance("probes_warpgroup.cu" if name.startswith(("probe_products", "probe_ring")) else "probes.cu", name)
+    return Instance(
+        "probes_warpgroup.cu" if name.startswith(("probe_products", "probe_tail", "probe_ring")) else "probes.cu", name
+    )
 
 
 def sources() -> Iterator[Path]:

@@ -56,6 +56,43 @@ __global__ void __launch_bounds__(128) probe_products(const T* a, const T* b, co
     for (int e = 0; e < 4; e++) mixed[(row + e / 2 * 8) * N + 8 * j + column + e % 2] = m[j][e];
 }
 
+// scores[64][64] = a[64][N] b[64][N]ᵀ, mixed[64][N] = p[64][64] v[64][N], with panels of N numbers, 16 or 32.
+template <class T, int N>
+__global__ void __launch_bounds__(128) probe_tail(const T* a, const T* b, const T* p, const T* v, float* scores,
+                                                  float* mixed) {
+  constexpr int BYTES = 2 * N;
+  SHARED_MEMORY(shared);
+  const int thread = threadIdx.x, lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
+  const T* from[] = {a, b, v};
+  for (int i = thread; i < 3 * 64 * N / 8; i += 128) {
+    const int which = i / (64 * N / 8), r = i / (N / 8) % 64, chunk = i % (N / 8);
+    store_async(shared + which * 64 * BYTES + r * BYTES + (chunk ^ r % 8 * BYTES / 128) * 16,
+                *reinterpret_cast<const uint4*>(from[which] + r * N + 8 * chunk));
+  }
+  fence_async();
+  __syncthreads();
+  float s[8][4], m[N / 8][4] = {};
+  uint32_t fragment[4][4];
+  for (int k = 0; k < 4; k++)
+    for (int i = 0; i < 4; i++)
+      fragment[k][i] = *reinterpret_cast<const uint32_t*>(p + (row + i % 2 * 8) * 64 + 16 * k + column + i / 2 * 8);
+  products_begin();
+  for (int k = 0; k < N / 16; k++)
+    multiply<T, 64>(s, further(descriptor<BYTES>(shared, 8 * BYTES, 0), k * 32),
+                    further(descriptor<BYTES>(shared + 64 * BYTES, 8 * BYTES, 0), k * 32), k > 0);
+  for (int k = 0; k < 4; k++)
+    multiply_transposed<T, N>(m, fragment[k], further(descriptor<BYTES>(shared + 128 * BYTES, 8 * BYTES, 0), k * 16 * BYTES),
+                              true);
+  products_commit();
+  products_wait<0>();
+  products_of(s);
+  products_of(m);
+  for (int e = 0; e < 4; e++) {
+    for (int j = 0; j < 8; j++) scores[(row + e / 2 * 8) * 64 + 8 * j + column + e % 2] = s[j][e];
+    for (int j = 0; j < N / 8; j++) mixed[(row + e / 2 * 8) * N + 8 * j + column + e % 2] = m[j][e];
+  }
+}
+
 // out[256] = the sum over rounds of what is copied, x[rounds][256]: one warpgroup fills two slots, another empties
 // them. 1: the copy unit is not told of the barriers, 2: a slot is not waited for, 3: nor is its being free.
 template <bool FAULTY>

@@ -19,7 +19,7 @@ from tests.kernels.bench import DECODES, run
 from tests.kernels.conftest import made, probe
 from tests.kernels.ferry import Ferry
 from tests.kernels.test_attention import close
-from tests.kernels.test_warpgroup import RING_SHARED, ROUNDS, operands, products_shared
+from tests.kernels.test_warpgroup import RING_SHARED, ROUNDS, operands, products_shared, tail_operands
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -73,6 +73,16 @@ def test_warpgroups_multiply_alike(device: Device, probes: Emulator, kind: str, 
         pytest.skip("this GPU is no sm_90")
     name = f"probe_products<{kind},{columns},false>"
     both(device, probes, name, operands(kind, columns), np.int32(0), threads=128, shared=products_shared(columns))
+
+
+@on_gpu
+@pytest.mark.parametrize("columns", [16, 32])
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_warpgroups_multiply_narrow_panels_alike(device: Device, probes: Emulator, kind: str, columns: int) -> None:
+    if not device.wgmma:
+        pytest.skip("this GPU is no sm_90")
+    name, shared = f"probe_tail<{kind},{columns}>", 3 * 64 * 2 * columns
+    both(device, probes, name, tail_operands(kind, columns), threads=128, shared=shared)
 
 
 @on_gpu

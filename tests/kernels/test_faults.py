@@ -115,6 +115,7 @@ CHECKS: dict[str, Callable[[Kernels], None]] = {
     "wgmma ring": attention(WGMMAS["stages go round"], WGMMA_ROWS),
     "wgmma 128": attention(WGMMAS["mqa of 3, fp16, heads of 128"], WGMMA_ROWS),
     "wgmma wide": attention(Case(((20, 90),), head_dim=256), WGMMA_ROWS),
+    "wgmma tail": attention(Case(((40, 90),), head_dim=96), WGMMA_ROWS),
     "wgmma split": attention(WGMMAS["sinks, split on the device"], WGMMA_ROWS),
     "wgmma sinks": attention(Case(((40, 75),), sinks=True), WGMMA_ROWS),
     "cascade": sharing,

@@ -150,6 +150,7 @@ EXPECTED = {
     "attn_prefill<bf16,bf16,64": ("sm_89", TENSOR_CORES | {"LDGSTS"}),
     "attn_decode<bf16,bf16,64": ("sm_90a", TENSOR_CORES | {"UBLKCP", "SYNCS"}),
     "attn_prefill<bf16,bf16,128": ("sm_90a", TENSOR_CORES | {"UBLKCP", "SYNCS"}),
+    "attn_wgmma<bf16,80": ("sm_90a", {"HGMMA", "UBLKCP", "SYNCS", "USETMAXREG"}),
     "attn_wgmma<bf16,128": ("sm_90a", {"HGMMA", "UBLKCP", "SYNCS", "USETMAXREG"}),
     "attn_latent<bf16": ("sm_80", TENSOR_CORES | {"LDGSTS"}),
 }
@@ -177,7 +178,8 @@ def test_machine_code_is_what_was_meant(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["probe_products<bf16,64,false>", "probe_products<f16,128,false>", "probe_ring<false>"]
+    "name",
+    ["probe_products<bf16,64,false>", "probe_products<f16,128,false>", "probe_ring<false>", "probe_tail<bf16,32>"],
 )
 def test_what_a_gpu_is_asked_first_compiles(probe_sources: Path, name: str) -> None:
     made = cubin(probe(name), "sm_90a", sources=probe_sources)

@@ -46,6 +46,25 @@ def test_products(probes: Emulator, kind: str, columns: int, order: int) -> None
     assert multiplied(probes, kind, columns, 0, order)
 
 
+def tail_operands(kind: str, columns: int) -> list[Tensor]:
+    """Of `probe_tail`, as `operands`: a, b, p, v, and room for both results."""
+    generator = torch.Generator().manual_seed(columns)
+    shapes = ((64, columns), (64, columns), (64, 64), (64, columns))
+    numbers = [torch.randint(-4, 5, shape, generator=generator).to(DTYPES[kind]) for shape in shapes]
+    return [*numbers, torch.zeros(64, 64), torch.zeros(64, columns)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("columns", [16, 32])
+@pytest.mark.parametrize("kind", DTYPES)
+def test_products_of_narrow_panels(probes: Emulator, kind: str, columns: int, order: int) -> None:
+    a, b, p, v, scores, mixed = tensors = tail_operands(kind, columns)
+    launch = probe(probes, f"probe_tail<{kind},{columns}>", order)
+    launch((1,), (128,), tuple(tensor.data_ptr() for tensor in tensors), shared_mem=3 * 64 * 2 * columns)
+    assert torch.equal(scores, a.float() @ b.float().T)
+    assert torch.equal(mixed, p.float() @ v.float())
+
+
 @pytest.mark.parametrize(("omitted", "what"), [(1, "the fence of stores"), (2, "a barrier"), (4, "a wait")])
 def test_wrong_numbers_come_without(probes: Emulator, omitted: int, what: str) -> None:
     assert not all(multiplied(probes, "bf16", 64, omitted, order) for order in ORDERS), what
