@@ -46,9 +46,9 @@ FN Words words_of(const Draw& draw, uint32_t quad, uint32_t purpose = SAMPLE) {
 // ln x of a positive, finite x to within one unit in the last place. The library's divides, and a division in fp64 may
 // call a routine, for which registers are spilled.
 //
-// x = 2^k (1 + f) with f from √½ - 1 to √2 - 1. With s = f / (2 + f) and t = 2 (s²/3 + s⁴/5 + …), ln (1 + f) =
-// 2 atanh s = 2 s + s t. As 2 s = f - s f and s f = h - s h for h = f²/2, that is f - h + s (h + t): all that is rounded
-// is small beside f.
+// x = 2^k (1 + f) with f from √½ - 1 to √2 - 1. With s = f / (2 + f), z = s² and t = 2/3 + 2/5 z + 2/7 z² + …, ln (1 + f)
+// = 2 atanh s = 2 s + s z t. As 2 s = f - s f and s f = h - s h for h = f²/2, that is f - h + s (h + z t): all that is
+// rounded is small beside f.
 FN double logarithm(double x) {
   uint64_t bits = bits_of(x);
   int k = -1023;

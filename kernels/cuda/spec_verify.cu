@@ -76,8 +76,9 @@ spec_reject(const int* __restrict__ firsts, const int* __restrict__ all_guesses,
         double mine = 0;
         for (int id = threadIdx.x; id < vocabulary; id += THREADS) mine += left(id, known + 1);
         const double total = sum_of_block<THREADS>(shared.sums, mine);
-        if (total > 0) known++;  // else p = q but for rounding: the guess goes for nothing
-        if (total > 0 && threadIdx.x == 0) shared.rejected[known].scale = 1.0 / total;
+        const bool some = total >= 0x1p-1022;  // else p = q but for rounding: the guess goes for nothing
+        if (some) known++;
+        if (some && threadIdx.x == 0) shared.rejected[known].scale = 1.0 / total;
         __syncthreads();
       }
       const int guess = guesses[child];

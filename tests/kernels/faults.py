@@ -340,7 +340,7 @@ _FAULTS: dict[str, list[tuple[str, str, str, str] | tuple[str, str, str, str, tu
         ("what is left does not sum to 1", "reject", ".scale = 1.0 / total;", ".scale = 1.0;"),
         ("a second guess is judged as the first", "reject", "left(guess, known) *", "left(guess, 0) *"),
         ("guesses of the whole tree are judged at once", "reject", "      if (parents[child] != node) continue;\n", ""),
-        ("a guess that goes for nothing empties the rest", "left over", "if (total > 0) known++;", "known++;"),
+        ("a guess that goes for nothing empties the rest", "left over", "if (some) known++;", "known++;"),
         ("what a guess took away is drawn again", "reject", "drawn.value == none; rejections = known)", "; rejections = known)"),
         ("where a guess leaves nothing nothing is drawn", "left over", "if (rejections == known) break;", "break;"),
         ("a node without a distribution says something", "left over", "drawn.value == none ? -1 : drawn.id", "drawn.id"),
