@@ -160,36 +160,45 @@ inline __m512i rounded(F a) {
     return _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
 }
 
-// Weights of positions [first, seen) as bf16 in place of a row's scores of [from, end), zeros beside them. Gives greatest
-// score and sum.
-inline void weigh_tiles(float* scores, int from, int end, int first, int seen, float cap, float& greatest_score,
-                        float& sum_of_weights) {
-    uint16_t* weights = (uint16_t*)scores;
-    const auto each = [&](auto tile) {
-        for (int at = from; at < end; at += LANES) {
-            if (first <= at && seen >= at + LANES) {
-                tile(at - from, __mmask16(0xffff));
-                continue;
-            }
-            const uint32_t before = first - at >= LANES ? 0 : first > at ? 0xffffu << (first - at) : 0xffffu;
-            tile(at - from, __mmask16(before & (seen - at >= LANES ? 0xffffu : seen > at ? (1u << (seen - at)) - 1 : 0)));
-        }
+// Weights of N rows as bf16 in place of their scores of [from, end): of positions [first, seen), zeros beside them. Gives
+// each row's greatest score and sum, `stride` apart. Rows take turns: alone, one would wait for its own last operation.
+template <int N>
+inline void weigh_tiles(float* scores, int from, int end, const int* first, const int* seen, float cap, float* told,
+                        int stride) {
+    int latest = first[0], earliest = seen[0];  // every row sees all that is between them
+    for (int r = 1; r < N; r++) latest = first[r] > latest ? first[r] : latest, earliest = least(seen[r], earliest);
+    const auto there = [&](int r, int at) {
+        const uint32_t before = first[r] - at >= LANES ? 0 : first[r] > at ? 0xffffu << (first[r] - at) : 0xffffu;
+        return __mmask16(before & (seen[r] - at >= LANES ? 0xffffu : seen[r] > at ? (1u << (seen[r] - at)) - 1 : 0));
     };
-    F top = set(LOWEST);
-    each([&](int at, __mmask16 there) {
-        F s = load(scores + at);
-        if (cap > 0) store(scores + at, s = capped(s, cap));
-        top = _mm512_mask_max_ps(top, there, top, s);
+    const auto rows = [](auto row) {
+#pragma GCC unroll 4  // or what a row keeps would be in memory
+        for (int r = 0; r < N; r++) row(r);
+    };
+    const auto each = [&](auto tile) {
+        int at = from;
+        const auto edge = [&](int r) { tile(r, scores + r * PITCH, at - from, there(r, at)); };
+        for (; at < end && at < latest; at += LANES) rows(edge);
+        for (; at < end && at + LANES <= earliest; at += LANES)
+            rows([&](int r) { tile(r, scores + r * PITCH, at - from, __mmask16(0xffff)); });
+        for (; at < end; at += LANES) rows(edge);
+    };
+    if (cap > 0) each([&](int, float* row, int at, __mmask16) { store(row + at, capped(load(row + at), cap)); });
+    F top[N], less[N], total[N];
+    rows([&](int r) { top[r] = set(LOWEST), total[r] = zero(); });
+    each([&](int r, const float* row, int at, __mmask16 kept) {
+        top[r] = _mm512_mask_max_ps(top[r], kept, top[r], load(row + at));
     });
-    greatest_score = greatest(top);
-    const F log2e = set(1.44269504f), less = set(-1.44269504f * greatest_score);
-    F total = zero();
-    each([&](int at, __mmask16 there) {
-        const F weight = _mm512_maskz_mov_ps(there, power(fma(load(scores + at), log2e, less)));
-        total = add(total, weight);
-        store_upper(weights + at, _mm512_add_epi32(_mm512_castps_si512(weight), _mm512_set1_epi32(0x8000)));
+    rows([&](int r) {
+        told[r * stride] = greatest(top[r]);
+        less[r] = set(-1.44269504f * told[r * stride]);
     });
-    sum_of_weights = sum(total);
+    each([&](int r, float* row, int at, __mmask16 kept) {
+        const F weight = _mm512_maskz_mov_ps(kept, power(fma(load(row + at), set(1.44269504f), less[r])));
+        total[r] = add(total[r], weight);
+        store_upper((uint16_t*)row + at, _mm512_add_epi32(_mm512_castps_si512(weight), _mm512_set1_epi32(0x8000)));
+    });
+    rows([&](int r) { told[r * stride + 1] = sum(total[r]); });
 }
 
 // The tiles of one segment, [from, end), and the lines of memory that are read one after the other: its keys, its values,
@@ -321,9 +330,11 @@ void attend_tile(const Attention& a, Segment& s, const uint16_t* q, int padded, 
         }
         tile_store<SUMS>(a.scores + i * LANES, PITCH * 4);
     }
-    for (int r = 0; r < rows; r++)
-        weigh_tiles(a.scores + r * PITCH, s.from, end, first[r], seen[r], a.cap, part[r * stride + dims],
-                    part[r * stride + dims + 1]);
+    for (int r = 0; r < rows; r += 4) {
+        auto* weigh = weigh_tiles<4>;
+        if (rows - r < 4) weigh = rows - r == 1 ? weigh_tiles<1> : rows - r == 2 ? weigh_tiles<2> : weigh_tiles<3>;
+        weigh(a.scores + r * PITCH, s.from, end, first + r, seen + r, a.cap, part + r * stride + dims, stride);
+    }
     int dim = 0;
     for (; dim + 4 * LANES <= dims; dim += 4 * LANES) mix_tiles<4>(s, count, ask && !dim, a.scores, dim, stride, part);
     for (; dim < dims; dim += LANES) mix_tiles<1>(s, count, ask && !dim, a.scores, dim, stride, part);
