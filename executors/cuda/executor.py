@@ -281,21 +281,25 @@ def worst_step(forward: Forward, config: Config) -> None:
     """Take the most memory that a step takes: a whole budget at the end of the longest context, beside as many decodes
     as there can be, all of which have an adapter, draw from penalised and masked distributions and want
     log-probabilities; and the same again while what came of the first is kept. With a drafter the second draws for all
-    guesses that a step may have, or rejects them, from as many distributions as are there at a time. Everything lies in
-    block 0, and yet nothing is taken to be shared."""
+    guesses that a step may have, or rejects them, from as many distributions as are there at a time. Where latents of
+    long chunks are expanded, chunks too short for that go before, for their queries in the space of latents. Everything
+    lies in block 0, and yet nothing is taken to be shared."""
     decoder, spec = forward.decoder, forward.decoder.spec
     context, rows = config.model.context or spec.context, config.scheduler.max_sequences
     chunk = min(config.scheduler.chunk_budget, context)
     table = [0] * -(-context // decoder.block_size)
-    spans = [Span([0] * chunk, context - chunk, table)] + [Span([0], context - 1, table) for _ in range(rows)]
+    short = [min(TREE, chunk - i) for i in range(0, chunk, TREE)]
+    chunks = [[chunk]] if decoder.expansion is None else [short, [chunk]]
+    steps = [[Span([0] * n, context - n, table) for n in [*each, *[1] * rows]] for each in chunks]
     sampling = Sampling(temperature=1.0, repetition=1.1, allowed=(0,), top_p=0.9)
     speaker = Speaker(decoder.kernels, spec.vocab_size, Matchers(), "coupled")
     under_way = []
     everyone = torch.arange(chunk + rows, device=decoder.kernels.device)
     guessed = rows + 1 if config.speculation.drafter is None else min(chunk + rows, rows * (1 + MAX_DRAFTS))
     for asked in (rows + 1, guessed):
-        decoder.adapting.now = [Adapted(widest(decoder.products), everyone)]  # of the next pass
-        made = forward.run(build(spans, decoder.block_size), together=False)
+        for spans in steps:
+            decoder.adapting.now = [Adapted(widest(decoder.products), everyone)]  # of the next pass
+            made = forward.run(build(spans, decoder.block_size), together=False)
         logits = forward.logits(made, list(range(chunk + rows - asked, chunk + rows)))
         drawn = Rows([Resident(0, [0], 1, 0, sampling)] * asked, np.ones(asked, np.int32), {}, {})
         if asked > rows + 1 and config.speculation.verification == "rejection":

@@ -32,14 +32,14 @@ def _alone(config: Config, slopes: tuple[float, ...], **facts: Any) -> dict[str,
     return facts | {"slopes": slopes, "rotations": (-1,) * int(config["num_hidden_layers"])}
 
 
-def _need(config: Config, family: str, **wanted: object) -> None:
-    for key, value in wanted.items():
-        if (said := config.get(key)) is not None and said != value:
-            raise ModelError(f"the {family} model's {key} is {said!r}; known is {value!r}")
+def _need(config: Config, family: str, **values: tuple[object, ...]) -> None:
+    for key, known in values.items():
+        if (said := config.get(key)) is not None and said not in known:
+            raise ModelError(f"the {family} model's {key} is {said!r}; known is {' or '.join(map(repr, known))}")
 
 
 def bloom(config: Config) -> dict[str, Any]:
-    _need(config, "BLOOM", apply_residual_connection_post_layernorm=False)
+    _need(config, "BLOOM", apply_residual_connection_post_layernorm=(False,))
     return _alone(
         config, slopes(int(config["num_attention_heads"])), gated=False, layer_norm=True, embed_norm=True,
         activation="gelu_tanh", norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
@@ -69,8 +69,13 @@ _PARTS = {
 
 def mpt(config: Config) -> dict[str, Any]:
     how: Config = config.get("attn_config") or {}
-    _need(config, "MPT", no_bias=True, logit_scale=None)
-    _need(how, "MPT", attn_type="multihead_attention", prefix_lm=False, qk_ln=False, alibi=True)
+    norms, gelu = ("low_precision_layernorm", "layernorm"), {"name": "gelu", "approximate": "none"}
+    _need(config, "MPT", no_bias=(True,), logit_scale=(None,), norm_type=norms)
+    _need(config.get("ffn_config") or {}, "MPT", ffn_type=("mptmlp",), ffn_act_fn=(gelu,))
+    _need(
+        how, "MPT", attn_type=("multihead_attention",), prefix_lm=(False,), qk_ln=(False,), alibi=(True,),
+        rope=(False,), sliding_window_size=(-1,),
+    )  # fmt: skip
     given = slopes(int(config["num_attention_heads"]), float(how.get("alibi_bias_max") or 8))
     return _alone(
         config, given, gated=False, layer_norm=True, activation="gelu", qkv_cap=float(how.get("clip_qkv") or 0),

@@ -17,7 +17,7 @@ from octavo.executors.loading.alibi import MPT, bloom, bloom_names, falcon, falc
 from octavo.executors.loading.checkpoint import Names, split_parts
 from octavo.executors.loading.latent import pairs_last
 from octavo.executors.loading.rope import Rope, yarn_scale
-from octavo.executors.loading.spec import MOST_LAYERS, Experts, Latent, Spec
+from octavo.executors.loading.spec import MOST_HEADS, MOST_LAYERS, Experts, Latent, Spec
 
 Config: TypeAlias = Mapping[str, Any]
 
@@ -354,6 +354,8 @@ def spec_of(config: Config, folder: Path) -> Spec:
         if (layers := int(config["num_hidden_layers"])) > MOST_LAYERS:
             raise ModelError(f"{folder}/config.json says {layers} layers; {MOST_LAYERS} are the most that can be read")
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        if heads > MOST_HEADS:
+            raise ModelError(f"{folder}/config.json says {heads} heads; {MOST_HEADS} are the most that can be read")
         named = config.get("hidden_activation") or config.get("hidden_act") or "silu"
         head_dim = int(config.get("head_dim") or hidden // heads)
         rope, local, context = _ropes(config, head_dim, folder)

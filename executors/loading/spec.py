@@ -24,7 +24,7 @@ linear: i.qkv.weight [(Hq + 2 Hkv) d, hidden], i.o.weight, i.gate_up.weight [2 i
 i.attn_norm, i.mlp_norm. Heads are in Hugging Face's rotate-half order."""
 
 
-MOST_LAYERS, MOST_EXPERTS = 4096, 4096
+MOST_LAYERS, MOST_HEADS, MOST_EXPERTS = 4096, 4096, 4096
 """More than any model has: names are made for each, so a number that is damaged must end before that."""
 
 
@@ -148,6 +148,8 @@ class Spec:
             raise ModelError(f"latent attention with sizes below 1 cannot be: {latent}")
         if (latent := self.latent) and (self.kv_heads, self.head_dim) != (1, latent.rank + latent.rotated):
             raise ModelError(f"latents of {latent.rank} + {latent.rotated} numbers, but a key head of {self.head_dim}")
+        if self.qkv_cap and not self.qkv_cap > 0:
+            raise ModelError(f"queries, keys and values cannot be kept within {self.qkv_cap}")
         if len(self.slopes) not in (0, self.heads) or not all(map(math.isfinite, self.slopes)):
             raise ModelError(f"{len(self.slopes)} slopes, each a number, are not for {self.heads} heads")
         for name in ("rotations", "windows"):

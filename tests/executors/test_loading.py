@@ -173,7 +173,13 @@ def test_slopes_are_those_of_both_papers_codes(heads: int) -> None:
         ("bloom", {"n_layer": 1}, r"as transformer\.h\.1"),
         ("mpt", {"attn_config": {"qk_ln": True}}, "MPT model's qk_ln is True; known is False"),
         ("mpt", {"attn_config": {"alibi": False}}, "MPT model's alibi is False"),
+        ("mpt", {"attn_config": {"rope": True}}, "MPT model's rope is True"),
+        ("mpt", {"attn_config": {"sliding_window_size": 16}}, "MPT model's sliding_window_size is 16; known is -1"),
+        ("mpt", {"attn_config": {"clip_qkv": -3}}, r"cannot be kept within -3\.0"),
+        ("mpt", {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'; known is 'low_precision_layernorm' or 'layernorm'"),
+        ("mpt", {"ffn_config": {"ffn_act_fn": {"name": "relu"}}}, "MPT model's ffn_act_fn is"),
         ("mpt", {"n_layers": 2}, r"as transformer\.blocks\.2"),
+        ("bloom", {"n_head": 10**9}, "1000000000 heads; 4096 are the most"),
         ("falcon with slopes", {"multi_query": True}, "qkv has shape"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from octavo.core.messages import Sampling
 from octavo.core.models.errors import ModelError
@@ -16,9 +17,11 @@ from octavo.executors.cuda.batch import build
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.emulated import again
 from octavo.executors.cuda.executor import CudaExecutor
+from octavo.executors.cuda.expansion import Expansion
 from octavo.executors.cuda.experts import reads_back
 from octavo.executors.cuda.forward import Forward
 from octavo.executors.cuda.graphs import Replay
+from octavo.executors.cuda.latent import LatentAttention
 from octavo.executors.drafting.contract import Host
 from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.loading.files import in_fp32
@@ -244,6 +247,32 @@ def test_a_crowd_whose_prompts_are_expanded_says_what_it_does_absorbed(
     assert not expanded
     assert run("fast").said == want
     assert len(expanded) >= 8
+
+
+def test_the_worst_step_is_expanded_and_absorbed(
+    tmp_path: Path, resident_kernels: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a chunk that is expanded takes is less than what as many tokens of short ones do."""
+    save_family("deepseek_v2", tmp_path, **(sizes_of("deepseek_v2") | EXPANDED))
+    absorbed, expanded = LatentAttention._absorbed, Expansion.attention
+    ran: list[tuple[str, int]] = []
+
+    def short(self: LatentAttention, *given: Any) -> torch.Tensor:
+        ran.append(("absorbed", len(given[0])))
+        return absorbed(self, *given)
+
+    def long(self: Expansion, *given: Any) -> torch.Tensor:
+        ran.append(("expanded", len(given[0])))
+        return expanded(self, *given)
+
+    monkeypatch.setattr(LatentAttention, "_absorbed", short)
+    monkeypatch.setattr(Expansion, "attention", long)
+    settings = config(tmp_path, mode="fast")
+    settings = replace(settings, scheduler=replace(settings.scheduler, chunk_budget=300, max_sequences=3))
+    CudaExecutor.on(resident_kernels(1), settings, torch.float16, Bytes(run=True), None)
+    once = [("absorbed", 303), ("absorbed", 3), ("expanded", 300)]
+    assert list(dict.fromkeys(ran)) == once
+    assert ran.index(once[0], ran.index(once[2])) > ran.index(once[2])  # and again, beside what came of it
 
 
 def test_trees_of_guesses_over_latents_change_no_bit(tmp_path: Path, resident_kernels: Maker) -> None:
