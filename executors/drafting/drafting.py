@@ -134,7 +134,8 @@ class Drafting:
             parents = None
         if parents is not None and not self._trees:
             raise ValueError("a draft is a tree, this executor verifies chains")
-        return Draft(tokens, draft.chances, parents)
+        chances = None if draft.chances is None else np.asarray(draft.chances[: len(tokens)], dtype=np.float64)
+        return Draft(tokens, chances, parents)
 
     def _tell_who_left(self, residents: Residents) -> None:
         now = set(residents.slots.values())

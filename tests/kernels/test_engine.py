@@ -183,14 +183,25 @@ class Drawn(Drafter):
         return Draft(tokens, chances, [int(luck.integers(-1, min(i, 3))) if i else -1 for i in range(n)])
 
 
-@pytest.mark.parametrize("drafter", [Oracle, Bush, Drawn])
+class Careless(Drawn):
+    """The same, but more than are asked for, in single precision, some of tokens that there are not."""
+
+    def _one(self, resident: Resident, n: int) -> Draft:
+        tokens, chances, parents = super()._one(resident, n + 2)
+        assert chances is not None
+        beyond = VOCAB if len(resident.tokens) % 3 == 0 else 0
+        return Draft([*tokens[:2], tokens[2] + beyond, *tokens[3:]], chances.astype(np.float32), parents)
+
+
+@pytest.mark.parametrize("drafter", [Oracle, Bush, Drawn, Careless])
 def test_rejection_on_the_device_says_what_the_shared_rule_says(
     resident_kernels: Maker, folder: Path, drafter: type[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chains and trees of certain guesses, trees of drawn ones, with all sampler options, beside a greedy request."""
+    """Chains and trees of certain guesses, trees of drawn ones, with all sampler options, beside a greedy request; a
+    drafter that does not keep to its contract, too."""
     want = Replica(cuda(resident_kernels, folder, mode="exact"), policy="off").run(REQUESTS)
     told = {(tuple(r.ids.tolist()), c): want[r.handle, c] for r in REQUESTS for c in range(r.n)}
-    options: dict[str, Any] = {} if drafter is Drawn else {"answers": told}
+    options: dict[str, Any] = {} if issubclass(drafter, Drawn) else {"answers": told}
     monkeypatch.setattr("octavo.executors.cuda.speaker.CHANCES", 8)  # so that a step has several portions
 
     def run() -> Replica:
