@@ -90,7 +90,10 @@ spec_reject(const int* __restrict__ firsts, const int* __restrict__ all_guesses,
     }
     if (taken) {
       if (threadIdx.x == 0) tokens[first + count] = guesses[taken];
-      count++, node = taken;
+      const int guess = guesses[taken];
+      count++, taken = node + 1;  // from the first one that guessed it, as everywhere
+      while (parents[taken] != node || guesses[taken] != guess) taken++;
+      node = taken;
       continue;
     }
     Candidate drawn = {none, 0x7FFFFFFF};

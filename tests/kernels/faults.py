@@ -346,6 +346,7 @@ _FAULTS: dict[str, list[tuple[str, str, str, str] | tuple[str, str, str, str, tu
         ("a node without a distribution says something", "left over", "drawn.value == none ? -1 : drawn.id", "drawn.id"),
         ("a distribution of another guess is read", "reject", "chances[(int64_t)row * vocabulary + id]", "chances[id]"),
         ("tokens lie where their nodes are", "reject", "tokens[first + count] = guesses[taken]", "tokens[first + node] = guesses[taken]"),
+        ("what was guessed twice goes on from the second", "guessed twice", "count++, taken = node + 1;", "count++;"),
         ("a rejected guess is not waited for", "reject", "      __syncthreads();\n      judged += !taken;", "      judged += !taken;", (0, 1, 2, 3)),
         ("a sequence counts from the batch's begin", "reject", "counts[blockIdx.x] = count + 1;", "counts[blockIdx.x] = first + count + 1;"),
     ],

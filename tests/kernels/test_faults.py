@@ -144,6 +144,7 @@ CHECKS: dict[str, Callable[[Kernels], None]] = {
     "verify": lambda kernels: test_verify.test_trees(lambda _: kernels, 0),
     "reject": rejection,
     "left over": test_verify.left_over,
+    "guessed twice": test_verify.guessed_twice,
     "distributions": test_verify.distributions,
 }
 

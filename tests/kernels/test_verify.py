@@ -180,3 +180,27 @@ def left_over(kernels: Kernels) -> None:
     made["position"] = range(8)
     said, _ = kernels.reject(ints([*range(9)]), alone, alone, tiny, tiny, alone, made)
     assert said.tolist() == [3] * 8
+
+
+def test_what_is_guessed_twice_is_the_first_that_guessed_it(kernels: Maker) -> None:
+    """Also where the second is taken: after what is no distribution, so that the first goes for nothing. From there on
+    `tree.path` follows what was said."""
+    for order in (0, 1, 2, 3):
+        guessed_twice(kernels(order))
+
+
+def guessed_twice(kernels: Kernels) -> None:
+    sequences, nodes = 40, 5
+    p = torch.zeros(nodes, VOCABULARY, dtype=torch.float64)
+    p[0, :10] = 0.1
+    p[1, 7] = p[2, 8] = p[3, 9] = p[4, 9] = 1.0
+    told = torch.ones(1, VOCABULARY, dtype=torch.float64)
+    firsts = ints([*range(0, sequences * nodes + 1, nodes)])
+    made = draws(sequences * nodes)
+    made["position"] = np.arange(sequences * nodes)
+    guesses, parents, drawn_from = (
+        ints([*one] * sequences) for one in ([-1, 5, 5, 7, 8], [-1, 0, 0, 1, 2], [-1, 0, 0, -1, -1])
+    )
+    said, counts = kernels.reject(firsts, guesses, parents, p.repeat(sequences, 1), told, drawn_from, made)
+    got = [tuple(one[:n]) for one, n in zip(said.reshape(sequences, nodes).tolist(), counts.tolist(), strict=True)]
+    assert {one for one in got if len(one) > 1} == {(5, 7, 9)}
