@@ -281,9 +281,10 @@ def worst_step(forward: Forward, config: Config) -> None:
     """Take the most memory that a step takes: a whole budget at the end of the longest context, beside as many decodes
     as there can be, all of which have an adapter, draw from penalised and masked distributions and want
     log-probabilities; and the same again while what came of the first is kept. With a drafter the second draws for all
-    guesses that a step may have, or rejects them, from as many distributions as are there at a time. Where latents of
-    long chunks are expanded, chunks too short for that go before, for their queries in the space of latents. Everything
-    lies in block 0, and yet nothing is taken to be shared."""
+    guesses that a step may have, or rejects them, from as many distributions as are there at a time; rows of logits are
+    copied to lie in the order in which they are judged. Where latents of long chunks are expanded, chunks too short for
+    that go before, for their queries in the space of latents. Everything lies in block 0, and yet nothing is taken to
+    be shared."""
     decoder, spec = forward.decoder, forward.decoder.spec
     context, rows = config.model.context or spec.context, config.scheduler.max_sequences
     chunk = min(config.scheduler.chunk_budget, context)
@@ -302,11 +303,10 @@ def worst_step(forward: Forward, config: Config) -> None:
             made = forward.run(build(spans, decoder.block_size), together=False)
         logits = forward.logits(made, list(range(chunk + rows - asked, chunk + rows)))
         drawn = Rows([Resident(0, [0], 1, 0, sampling)] * asked, np.ones(asked, np.int32), {}, {})
-        if asked > rows + 1 and config.speculation.verification == "rejection":
-            n = min(asked - 1, CHANCES)
-            speaker.reject(
-                drawn, logits, [Draft([0] * n, np.zeros((n, spec.vocab_size))), *[Draft()] * (asked - n - 1)]
-            )
+        if asked > rows + 1:
+            n = min(asked - 1, CHANCES) if config.speculation.verification == "rejection" else 0
+            drafts = [Draft([0] * n, np.zeros((n, spec.vocab_size))), *[Draft()] * (asked - n - 1)]
+            speaker.spoken(drawn, logits, range(asked)[::-1], drafts, coupled=0 if n else asked)
         else:
             speaker.draw(drawn, logits)
         under_way.append((made, logits, logits.clone()))

@@ -118,24 +118,17 @@ class Speaker:
         everyone = [j for j in range(len(sizes)) if j not in failures]
         mine = [j for j in everyone if not self._needs_host(asked.runs[j], asked.drafts[j])]
         rejecting = [j for j in mine if self._rejects(asked.runs[j], asked.drafts[j])]
-        coupled = [j for j in mine if j not in rejecting] if rejecting else mine
+        coupled = [j for j in mine if not self._rejects(asked.runs[j], asked.drafts[j])] if rejecting else mine
         drawn = coupled + rejecting
+        drafts = [asked.drafts[j] for j in drawn]
         positions = [len(asked.runs.residents[j].tokens) + depth for j in drawn for depth in depths(asked.drafts[j])]
         draws = Rows([], col(positions), {}, {})
         for j in drawn:
             self._extend(draws, asked.runs[j].resident, asked.drafts[j], masks.get(j))
         firsts = np.cumsum([0, *(sizes[j] for j in drawn)]).astype(np.int32)
-        numbers = self._nothing(logits)
         guessed = int(firsts[-1]) > len(drawn)
-        if drawn:
-            places = [rows[j] + i for j in drawn for i in range(sizes[j])]
-            scores, at = self._scores(draws, picked(logits, places))
-            end = int(firsts[len(coupled)])
-            numbers = self._kernels.sample(scores[:end], at[:end])
-            if guessed:
-                parts = [self._verified([asked.drafts[j] for j in coupled], numbers)] if coupled else []
-                parts += self._rejected([asked.drafts[j] for j in rejecting], scores[end:], at[end:])
-                numbers = torch.cat([tokens for tokens, _ in parts] + [counts for _, counts in parts])
+        places = [rows[j] + i for j in drawn for i in range(sizes[j])]
+        numbers = self.spoken(draws, logits, places, drafts, len(coupled)) if drawn else self._nothing(logits)
         wanting: dict[int, int] = {}
         kept: list[int] = []
         for j in self._known(asked).wanting:
@@ -176,9 +169,17 @@ class Speaker:
         """A token for each row, on the device; -1 where logits are not finite."""
         return self._kernels.sample(*self._scores(rows, logits))
 
-    def reject(self, rows: Rows, logits: Tensor, drafts: list[Draft]) -> list[tuple[Tensor, Tensor]]:
-        """Tokens of these drafts, whose rows they are, by the rule `rejection`, and how many of each: by portions."""
-        return self._rejected(drafts, *self._scores(rows, logits))
+    def spoken(self, rows: Rows, logits: Tensor, places: Sequence[int], drafts: list[Draft], coupled: int) -> Tensor:
+        """Tokens of these drafts, whose rows are at `places` of the logits: of the first so many by the rule `coupled`,
+        of the others by `rejection`. Behind them, if anything was guessed, how many of each."""
+        scores, draws = self._scores(rows, picked(logits, places))
+        end = sum(len(draft.tokens) + 1 for draft in drafts[:coupled])
+        drawn = self._kernels.sample(scores[:end], draws[:end])
+        if len(places) == len(drafts):
+            return drawn
+        parts = [self._verified(drafts[:coupled], drawn)] if coupled else []
+        parts += self._rejected(drafts[coupled:], scores[end:], draws[end:])
+        return torch.cat([tokens for tokens, _ in parts] + [counts for _, counts in parts])
 
     def _scores(self, rows: Rows, logits: Tensor) -> tuple[Tensor, Tensor]:
         """And the draws, on the device."""
@@ -234,14 +235,19 @@ class Speaker:
         """The same by rejection, for portions of them; in place of the scores."""
         target, found, row = self._kernels.distributions(scores, draws), [], 0
         for portion in portions(drafts, CHANCES):
-            made, known = nodes_of(portion), [draft.chances for draft in portion if draft.chances is not None]
-            made["chances"] = np.concatenate(known) if known else np.empty((0, scores.shape[1]))
-            made["drawn_from"] = drawn_from(portion)
-            at, rows = mirrored(scores.device, made), slice(row, row + len(made["guesses"]))
+            rows = slice(row, row + sum(len(draft.tokens) + 1 for draft in portion))
+            found.append(self._portion(portion, target[rows], draws[rows]))
             row = rows.stop
-            how = (at["guesses"], at["parents"], target[rows], at["chances"], at["drawn_from"], draws[rows])
-            found.append(self._kernels.reject(at["firsts"], *how))
         return found
+
+    def _portion(self, drafts: list[Draft], target: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Its distributions are given back at the end, before those of the next come."""
+        made, known = nodes_of(drafts), [draft.chances for draft in drafts if draft.chances is not None]
+        made["chances"] = np.concatenate(known) if known else np.empty((0, target.shape[1]))
+        made["drawn_from"] = drawn_from(drafts)
+        at = mirrored(target.device, made)
+        how = (at["guesses"], at["parents"], target, at["chances"], at["drawn_from"], draws)
+        return self._kernels.reject(at["firsts"], *how)
 
     def _judged(self, run: Run, draft: Draft, saying: Saying, first: int) -> Outcome:
         resident = run.resident

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.core.config.schema import SpeculationConfig
 from octavo.core.messages import Sampling, StepResult
@@ -296,6 +298,56 @@ def test_no_step_wants_more_logits_than_the_worst(make: Make, monkeypatch: pytes
     assert 5 < max(rows_of) <= worst
     assert bool(distributions) == (rule == "rejection")
     assert max(distributions, default=0) <= most
+
+
+class Rows(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most bytes that rows as long as the vocabulary took at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+        self._there: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dim() == 2 and out.shape[1] == VOCAB:
+            storage = out.untyped_storage()
+            self._there[storage._cdata] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+            self._there = {key: one for key, one in self._there.items() if not one[0].expired()}  # type: ignore[no-untyped-call]
+            self.most = max(self.most, sum(size for _, size in self._there.values()))
+        return out
+
+
+def test_rows_of_logits_and_distributions_take_no_more_than_in_the_worst_step(
+    folders: dict[str, Path], resident_kernels: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of greedy requests between others, so that rows are judged in another order; some want log-probabilities; and
+    there are more distributions than may be there at a time."""
+    for module in ("speaker", "executor"):
+        monkeypatch.setattr(f"octavo.executors.cuda.{module}.CHANCES", 16)
+    settings = config(folders["target"], mode="exact")
+    settings = msgspec.structs.replace(
+        settings,
+        scheduler=msgspec.structs.replace(settings.scheduler, chunk_budget=60),
+        speculation=SpeculationConfig(drafter="self", verification="rejection", options={"layers": 2}),
+    )
+
+    class Measured(Bytes):
+        def peak_of(self, work: Callable[[], None]) -> int:
+            with worst:
+                work()
+            return 0
+
+    worst, real = Rows(), Rows()
+    executor = CudaExecutor.on(resident_kernels(1), settings, torch.float16, Measured(), again)
+    samplings = [
+        Sampling(temperature=i % 2, seed=i, repetition=1.1, allowed=tuple(range(40)), logprobs=0 if i else -1)
+        for i in range(4)
+    ]
+    requests = [asked(i, prompt(i, 4), tokens=40, sampling=one) for i, one in enumerate(samplings)]
+    with real:
+        Replica(executor, options={"tokens": 14}, budget=60).run(requests)
+    assert worst.most / 2 < real.most <= worst.most
 
 
 def test_a_head_computes_where_the_target_does() -> None:
