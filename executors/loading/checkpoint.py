@@ -49,9 +49,21 @@ class Checkpoint:
             for each in (vector, self.vectors.get(f"{name}.bias", vector)):
                 if each.shape != (length,):
                     raise ModelError(f"weight {name} has shape {each.shape}, {(length,)} was expected")
+        self._check_biases()
         for name, vector in self.vectors.items():
             if not np.isfinite(vector).all():
                 raise ModelError(f"weight {name} has numbers that are not finite; the file is damaged: fetch it again")
+
+    def _check_biases(self) -> None:
+        """What has a bias in one layer has it in all; so have layer norms."""
+        kinds: dict[str, tuple[list[str], list[str]]] = {}
+        for name in (*self.matrices, *self.vectors):
+            if not name.endswith(".bias"):
+                kind = "norms" if name.endswith("norm") and self.spec.layer_norm else name.lstrip("0123456789.")
+                kinds.setdefault(kind, ([], []))[f"{name}.bias" in self.vectors].append(name)
+        for without, those in kinds.values():
+            if without and those:
+                raise ModelError(f"the model has a bias for {those[0]} but not for {without[0]}")
 
 
 def _hint(name: str, shape: tuple[int, int]) -> str:

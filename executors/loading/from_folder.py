@@ -47,6 +47,8 @@ def from_folder(folder: Path) -> Checkpoint:
     if config.get("tie_word_embeddings", spec.architecture in _TIED):
         source.hide("lm_head.weight", "embed_out.weight")
     matrices, vectors = gather(spec, names_of(spec), source)
+    if config.get("tie_word_embeddings") is False and "head" not in matrices:
+        raise ModelError(f"{folder} has no head, and its config.json says that the embedding is none")
     if spec.latent:
         absorb(matrices, spec.layers, spec.heads, spec.latent)
     notes = []

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
@@ -188,6 +189,24 @@ def test_families_with_alibi_are_read_or_refused(tmp_path: Path, name: str, chan
     assert from_folder(tmp_path).spec.slopes
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=word):
+        from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "word"),
+    [
+        ("bloom", "transformer.h.1.input_layernorm.bias", r"a bias for norm but not for 1\.attn_norm"),
+        ("bloom", "transformer.h.0.self_attention.dense.bias", r"a bias for 1\.o but not for 0\.o"),
+        ("falcon with slopes", "transformer.ln_f.bias", r"a bias for 0\.attn_norm but not for norm"),
+        ("llama3 rope", "lm_head.weight", "has no head, and its config.json says"),
+    ],
+)
+def test_what_is_missing_is_not_taken_for_nothing(tmp_path: Path, name: str, lost: str, word: str) -> None:
+    save_family(name, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[lost]
+    save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=word):
         from_folder(tmp_path)
 
