@@ -569,7 +569,8 @@ class StepPlan(Message):
     - items, a row each: CHUNK computes tokens [start_or_cap, start_or_cap + n); it samples when that reaches the last
       known token. DECODE needs capacity for start_or_cap tokens and yields 1 to n tokens (n - 1 of them drafts).
     - With `rounds` above 1 all items are decodes with n = `rounds`: each is computed so many times in a row, without
-      drafts, and yields fewer tokens only if the sequence ends before. For executors that serve `rounds`.
+      drafts, and yields fewer tokens only if the sequence ends before, or all do (`Hasten`). For executors that serve
+      `rounds`.
     - `taken` is the last step whose result the scheduler had. Only what was computed by then is shared, but for
       residencies in `failed` (open_ids): their chunks never enter the tree.
     - `needs_ack` is off where the plan debits and releases nothing, as most steps that only decode: then it is acked
@@ -597,6 +598,13 @@ class StepPlan(Message):
     failed: list[int]
     needs_ack: bool = True
     rounds: int = 1
+
+
+class Hasten(Message):
+    """scheduler → executor: somebody waits for the end of `step`, of the sender's generation; of it and of those before
+    it no further round is begun."""
+
+    step: int
 
 
 class StepBind(Message):
@@ -674,7 +682,8 @@ class StepResult(Message):
     tokens. `logprobs`, when any row asked for them, has an entry per token. `prompts` has an entry per chunk of a
     sequence that asked for its prompt's. `drafted`, empty when nobody drafted, are the guesses verified for each row:
     all but the last of its new tokens were guessed right. `depth` are the places that they were for, fewer in trees;
-    empty where all are chains. `rounds` were computed: fewer than planned if all had ended before."""
+    empty where all are chains. `rounds` were computed: fewer than planned if all had ended before, or
+    after `Hasten`."""
 
     step: int
     slot: Col
@@ -792,7 +801,7 @@ def _decode_column(kind: Any, value: Any) -> Any:
 Body: TypeAlias = (
     Attach | Submit | Cancel | Taken | Tokenize | Detokenize | Describe | Tokenized | Detokenized | Described
     | Accepted | Refused | Deliver
-    | Enqueue | Stop | Deltas | Match | Matched | StepPlan | StepBind | StepAck | KvState | StepResult
+    | Enqueue | Stop | Deltas | Match | Matched | StepPlan | Hasten | StepBind | StepAck | KvState | StepResult
     | PeerUp | PeerDown | Tick | SwapPolicy | Weigh | Flush
 )  # fmt: skip
 

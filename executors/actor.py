@@ -18,14 +18,25 @@ import msgspec
 
 from octavo.core.config.schema import Config
 from octavo.core.control import AdapterLost, AdapterRead, Adapters, ReadAdapter, Ready
-from octavo.core.messages import Adapter, PeerDown, PeerUp, Role, StepBind, StepPlan, StepResult, decode, encode
+from octavo.core.messages import (
+    Adapter,
+    Hasten,
+    PeerDown,
+    PeerUp,
+    Role,
+    StepBind,
+    StepPlan,
+    StepResult,
+    decode,
+    encode,
+)
 from octavo.core.models.errors import ModelError
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
 from octavo.core.trace.catalogue import StepExecuted, WireDropped
 from octavo.core.work import step_work
 from octavo.executors.adapters import Holds
-from octavo.executors.base import Ahead
+from octavo.executors.base import Ahead, InRounds
 from octavo.executors.choice import load_executor
 from octavo.executors.moments import GROWTH, WARM_STEPS, Moment, measure
 from octavo.executors.threads import keep_to
@@ -54,6 +65,12 @@ class ExecutorActor(Shell):
         """Steps whose results are to come."""
         self._since_ns = 0
         """When a step began to be under way with nothing else to do."""
+        if isinstance(self._executor, InRounds):
+            self._executor.go_on = self._go_on
+        self._early: deque[Arrival] = deque()
+        """What came between the rounds of a plan."""
+        self._hastened = (0, 0)
+        """The scheduler's generation and the last step that somebody waits for the end of."""
         facts = self._executor.facts
         adapters = self._configured(config) if generation == 1 else []
         self._measure("after_load")
@@ -103,8 +120,32 @@ class ExecutorActor(Shell):
             self._executor.forget()
 
     def take(self, arrival: Arrival) -> None:
+        self._take(arrival)
+        while self._early:
+            arrival = self._early.popleft()
+            for news in arrival.news:
+                self.peer(news)
+            self._take(arrival)
+
+    def _go_on(self) -> bool:
+        """Between two rounds of the plan that is under way: look whether somebody waits for its end."""
+        while (arrival := self.station.receive()) is not None:
+            if isinstance(arrival.body, Hasten):
+                self._hasten(arrival.header.source_gen, arrival.body)
+            self._early.append(arrival)
+        generation, step = self._hastened
+        plan, _ = self._begun[0]
+        return generation != plan.scheduler_gen or plan.step > step
+
+    def _hasten(self, generation: int, asked: Hasten) -> None:
+        self._hastened = max(self._hastened, (generation, asked.step))
+
+    def _take(self, arrival: Arrival) -> None:
         """A plan and, beside it, its bind; the result goes to the scheduler generation that planned it."""
         plan = arrival.body
+        if isinstance(plan, Hasten):
+            self._hasten(arrival.header.source_gen, plan)
+            return
         bind = decode(arrival.frames[1]) if len(arrival.frames) > 1 else None
         if not isinstance(plan, StepPlan) or not isinstance(bind, StepBind):
             self.events.emit(WireDropped(peer="kv", why=f"{type(plan).__name__} is not a plan with its bind"))

@@ -5,6 +5,7 @@ It never chooses work, never sees a socket or a clock, and knows its model; its 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, Self, runtime_checkable
 
 from octavo.core.config.schema import Config
@@ -40,6 +41,14 @@ class Executor(Protocol):
     def forget(self) -> None:
         """The KV-manager's state was lost: nothing is resident any more."""
         ...
+
+
+@runtime_checkable
+class InRounds(Protocol):
+    """Of an executor that serves `rounds`."""
+
+    go_on: Callable[[], bool]
+    """Asked between two rounds of a plan, for whoever runs it to say whether another is to be begun."""
 
 
 @runtime_checkable

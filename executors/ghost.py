@@ -32,7 +32,7 @@ from octavo.core.models.errors import ModelError
 from octavo.executors.adapters import Adapters, Content
 from octavo.executors.drafting.drafting import settled
 from octavo.executors.residents import Resident, Residents, Run, of_prompt
-from octavo.executors.rounds import in_rounds
+from octavo.executors.rounds import always, in_rounds
 
 _MASK = (1 << 63) - 1
 _START = 0x0C7A_0C7A
@@ -96,6 +96,7 @@ class GhostExecutor:
         self.residents = Residents()
         self.memory = np.full((facts.places, facts.block_size), -1, dtype=np.int64)
         self.reads_checked = 0
+        self.go_on = always
         self.adapters = Adapters(_ghostly, lambda content: None, self.residents.adapters)
         self._eos_one_in = eos_one_in
         self._hashes: WeakKeyDictionary[Resident, list[int]] = WeakKeyDictionary()
@@ -129,7 +130,7 @@ class GhostExecutor:
         started = time.monotonic_ns()
         runs = self.residents.apply(plan, bind)
         self.memory[bind.copy_dst] = self.memory[bind.copy_src]
-        return in_rounds(runs, plan.rounds, lambda on: self._pass(plan.step, started, list(on)))
+        return in_rounds(runs, plan.rounds, lambda on: self._pass(plan.step, started, list(on)), self.go_on)
 
     def _pass(self, step: int, started_ns: int, runs: list[Run]) -> StepResult:
         produced = [self._execute(run) for run in runs]

@@ -16,14 +16,19 @@ from octavo.core.messages import StepResult, TokenLogprob, col
 from octavo.executors.residents import Runs
 
 
-def in_rounds(runs: Runs, rounds: int, compute: Callable[[Runs], StepResult]) -> StepResult:
-    """`compute` settles one round of some of the runs, which say a token each. Who has ended in a step that its plan's
-    author had not heard of says nothing more."""
+def always() -> bool:
+    """Nobody waits."""
+    return True
+
+
+def in_rounds(runs: Runs, rounds: int, compute: Callable[[Runs], StepResult], go_on: Callable[[], bool]) -> StepResult:
+    """`compute` settles one round of some of the runs, which say a token each; of a further one `go_on` is asked first.
+    Who has ended in a step that its plan's author had not heard of says nothing more."""
     if rounds == 1:
         return compute(runs)
     runs = runs.picked([i for i, resident in enumerate(runs.residents) if not resident.ended])
     results = [compute(runs)]
-    while len(results) < rounds and len(going := _going(runs, results[-1])):
+    while len(results) < rounds and go_on() and len(going := _going(runs, results[-1])):
         runs = going
         results.append(compute(runs))
     return results[0] if len(results) == 1 else _together(results)

@@ -141,6 +141,7 @@ class SchedulerCore:
         self._planner.wake_ns = None
         if self._kv_ready and self._executor_up:
             self._steps.plan(now_ns)
+            self._steps.hasten()
             self._steps.look_again()
         outbox.events += self._host.drain_events()
         wakeups = [at for at in (self._intake.orphans_at, self._planner.wake_ns) if at is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.core.messages import ChunkLogprobs, Role, StepAck, StepResult, TokenLogprob, col
+from octavo.core.messages import ChunkLogprobs, Hasten, Role, StepAck, StepResult, TokenLogprob, col
 from octavo.core.scheduler.book import Book, finish_reason
 from octavo.core.scheduler.credit import Ledger
 from octavo.core.scheduler.draft import Outstanding
@@ -32,6 +32,8 @@ class Steps:
         self._outstanding: dict[int, Outstanding] = {}
         self._computed: list[Sequence] = []
         """Whose prompts went on with the results since the last look at who waits."""
+        self._several = 0
+        """The last step that is of several rounds, unless the executor was asked to hasten."""
 
     def plan(self, now_ns: int) -> None:
         """As many steps as may be under way."""
@@ -47,12 +49,20 @@ class Steps:
                 return
             plan, outstanding, events = planned
             self._outstanding[plan.step] = outstanding
+            if plan.rounds > 1:
+                self._several = plan.step
             book.outbox.send(Role.KV, plan)
             book.observations.planned(plan, self._slots.tenant)
             book.outbox.events += events
             for sequence in planner.room.sent_back:
                 book.ask_match(sequence)
             planner.room.sent_back.clear()
+
+    def hasten(self) -> None:
+        """Whoever came since the last plan waits for no round that is not begun."""
+        if self._several in self._outstanding and self._book.queue:
+            self._book.outbox.send(Role.EXECUTOR, Hasten(self._several))
+            self._several = 0
 
     def look_again(self) -> None:
         """What was computed just now may be what others wait to compute: those that begin alike are matched anew,

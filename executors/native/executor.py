@@ -42,11 +42,11 @@ from octavo.executors.native.stacks import Stacks, taken
 from octavo.executors.native.weights import Weights
 from octavo.executors.outcome import Outcome, Outcomes, Settlement
 from octavo.executors.residents import Resident, Residents, Run, Runs, slots_of
-from octavo.executors.rounds import in_rounds
+from octavo.executors.rounds import always, in_rounds
 from octavo.executors.sampling import Context
 from octavo.executors.threads import default_threads
 
-TELL_EVERY_MS = 20.0
+TELL_EVERY_MS = 40.0
 """Other processes run on the cores that compute: what they take for each telling a step waits for."""
 _NOTHING = Outcome()
 
@@ -76,6 +76,7 @@ class NativeExecutor:
     ) -> None:
         self.facts = facts
         self.model = model
+        self.go_on = always
         self._residents = Residents()
         spec, library = model.weights.spec, model.weights.library
         self.adapters: Adapters[Lora, Packed] = Adapters(
@@ -150,7 +151,9 @@ class NativeExecutor:
         drafts = self._drafting.drafts(bind, runs, self._residents)
         if plan.rounds == 1:
             return self._pass(plan.step, started, runs, drafts)
-        return in_rounds(runs, plan.rounds, lambda on: self._pass(plan.step, started, on, [NO_DRAFT] * len(on)))
+        return in_rounds(
+            runs, plan.rounds, lambda on: self._pass(plan.step, started, on, [NO_DRAFT] * len(on)), self.go_on
+        )
 
     def _pass(self, step: int, started_ns: int, runs: Runs, drafts: list[Draft]) -> StepResult:
         took: list[Took] = []

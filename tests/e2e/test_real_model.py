@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,28 @@ async def test_exact_mode_recovers_too() -> None:
         await anyio.to_thread.run_sync(exact.wait_ready)
         undisturbed = await read_all(exact)
         assert await read_all(exact, kill="executor", after=7) == undisturbed
+
+
+async def test_who_comes_waits_for_no_further_round() -> None:
+    """However far apart tokens are told: plans of several rounds end early, and all have their tokens."""
+    sets = *SIZES, "policies.speculation=off", "scheduler.tell_every_ms=10000"
+    with anyio.fail_after(120), daemon(*sets, gateway=True, model="default") as running:
+        running.wait_ready()
+        async with (
+            httpx.AsyncClient(base_url=address(running), timeout=120) as client,
+            anyio.create_task_group() as tasks,
+        ):
+            for tokens in (300, 2, 2, 2, 2, 2, 2):
+                body = {"prompt": f"{tokens} little ducks", "max_tokens": tokens, "ignore_eos": True}
+                asked = partial(client.post, "/v1/completions", json=body)
+                if tokens == 300:
+                    tasks.start_soon(asked)
+                else:
+                    await asked()
+        finished = await anyio.to_thread.run_sync(running.told, "request.finished", 7)
+        await anyio.to_thread.run_sync(eventually, "all is written", running.is_written)
+        planned = {event["step"]: event["rounds"] for event in running.events("step.planned")}
+        computed = {event["step"]: event["rounds"] for event in running.events("step.executed")}
+    assert set(planned.values()) != {1}
+    assert any(computed[step] != rounds for step, rounds in planned.items() if step in computed)
+    assert [event["output_tokens"] for event in finished] == [2] * 6 + [300]

@@ -1,14 +1,29 @@
-"""An executor's process with a step under way: it looks for the step's end and for the next plan in turn."""
+"""An executor's process: with a step under way it looks for the step's end and for the next plan in turn; between the
+rounds of a plan it looks whether somebody waits."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from octavo.core.config.schema import Config
-from octavo.core.messages import EMPTY, Header, PeerDown, Role, StepBind, StepPlan, StepResult, decode, encode
+from octavo.core.messages import (
+    EMPTY,
+    Body,
+    Hasten,
+    Header,
+    PeerDown,
+    Role,
+    StepBind,
+    StepPlan,
+    StepResult,
+    decode,
+    encode,
+)
 from octavo.core.shell import Shell
 from octavo.core.station import Arrival
 from octavo.executors import actor
@@ -53,18 +68,47 @@ class Late(GhostExecutor):
         super().forget()
 
 
+class Rounding(GhostExecutor):
+    """Computes nothing, four times."""
+
+    def __init__(self) -> None:
+        super().__init__(GhostExecutor.load(Config()).facts)
+
+    def execute(self, plan: StepPlan, bind: StepBind) -> StepResult:
+        rounds = 1
+        while rounds < 4 and self.go_on():
+            rounds += 1
+        return replace_fields(super().execute(plan, bind), rounds=rounds)
+
+
+def planned(step: int) -> Arrival:
+    none = EMPTY
+    plan = StepPlan(
+        1, step, step, none, none, none, none, none, none, none, [], [], none, none, none, none, none, step - 1, []
+    )
+    bind = StepBind(1, step, none, none, none, none, none, none, none, none, none, none, none, none, none)
+    return Arrival([], Header(1, 0, Role.KV, 1, 1, step, 0), plan, [encode(plan), encode(bind)])
+
+
+def hastened(step: int, generation: int = 1) -> Arrival:
+    asked: Body = Hasten(step)
+    return Arrival([], Header(1, 0, Role.SCHEDULER, generation, 1, step, 0), asked, [encode(asked)])
+
+
 class Line:
     """The actor without its sockets, and the steps that it has told the scheduler of."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, executor: GhostExecutor) -> None:
         self.told: list[int] = []
-        self.late = Late()
+        self.rounds: list[int] = []
+        self.waiting: deque[Arrival] = deque()
+        """What a look into the mailbox finds, a message at each."""
 
         def begin(shell: Shell, config: Config, run_dir: Path, role: Role, generation: int) -> None:
             shell.events = shell.link = shell.station = self  # type: ignore[assignment]
 
         monkeypatch.setattr(Shell, "__init__", begin)
-        monkeypatch.setattr(actor, "load_executor", lambda config, run_dir, first: Chosen(self.late, "late"))
+        monkeypatch.setattr(actor, "load_executor", lambda config, run_dir, first: Chosen(executor, "ghost"))
         self.actor = ExecutorActor(Config(), folder, 1)
 
     def emit(self, event: object) -> None: ...
@@ -74,14 +118,13 @@ class Line:
             result = decode(body)
             assert isinstance(result, StepResult)
             self.told.append(result.step)
+            self.rounds.append(result.rounds)
+
+    def receive(self) -> Arrival | None:
+        return self.waiting.popleft() if self.waiting else None
 
     def take(self, step: int) -> None:
-        none = EMPTY
-        plan = StepPlan(
-            1, step, step, none, none, none, none, none, none, none, [], [], none, none, none, none, none, step - 1, []
-        )
-        bind = StepBind(1, step, none, none, none, none, none, none, none, none, none, none, none, none, none)
-        self.actor.take(Arrival([], Header(1, 0, Role.KV, 1, 1, step, 0), plan, [encode(plan), encode(bind)]))
+        self.actor.take(planned(step))
 
     def turn(self) -> None:
         """As the loop does it where no message came."""
@@ -89,9 +132,19 @@ class Line:
             self.actor.tick()
 
 
+def late(line: Line) -> Late:
+    assert isinstance(line.actor._executor, Late)
+    return line.actor._executor
+
+
 @pytest.fixture
 def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
-    return Line(tmp_path, monkeypatch)
+    return Line(tmp_path, monkeypatch, Late())
+
+
+@pytest.fixture
+def rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
+    return Line(tmp_path, monkeypatch, Rounding())
 
 
 def test_a_step_is_told_of_when_it_has_ended_or_the_next_begins(line: Line) -> None:
@@ -100,19 +153,19 @@ def test_a_step_is_told_of_when_it_has_ended_or_the_next_begins(line: Line) -> N
     assert line.told == []
     line.take(2)
     assert line.told == [1]
-    line.late.ended = True
+    late(line).ended = True
     line.turn()
     assert line.told == [1, 2]
-    assert line.late.waits == 1
+    assert late(line).waits == 1
     assert line.actor.wakeup_ns is None, "with nothing under way it sleeps"
 
 
 def test_looking_leaves_the_core_to_others(line: Line) -> None:
     line.take(1)
-    before, started = line.late.looks, time.monotonic()
+    before, started = late(line).looks, time.monotonic()
     for _ in range(40):
         line.turn()
-    assert line.late.looks - before == 40
+    assert late(line).looks - before == 40
     assert time.monotonic() - started >= 39 * NAP_S
 
 
@@ -122,11 +175,43 @@ def test_a_step_that_hangs_is_waited_for(line: Line, monkeypatch: pytest.MonkeyP
     line.take(1)
     line.turn()
     assert line.told == [1]
-    assert line.late.waits == 1
+    assert late(line).waits == 1
 
 
 def test_what_is_under_way_is_told_of_before_all_is_forgotten(line: Line) -> None:
     line.take(1)
     line.actor.peer(PeerDown(Role.KV))
     assert line.told == [1]
-    assert line.late.forgot == 1
+    assert late(line).forgot == 1
+
+
+def test_all_rounds_are_computed_while_nobody_waits(rounding: Line) -> None:
+    rounding.take(1)
+    assert rounding.rounds == [4]
+
+
+def test_a_plan_that_somebody_waits_for_ends_with_its_round(rounding: Line) -> None:
+    """So does the one behind it that he was told of, which is already there; plans made since go on."""
+    rounding.waiting += [planned(2), hastened(2), planned(3)]
+    rounding.take(1)
+    assert (rounding.told, rounding.rounds) == ([1, 2, 3], [1, 1, 4])
+
+
+def test_who_hastens_may_come_before_the_plan(rounding: Line) -> None:
+    rounding.actor.take(hastened(2))
+    rounding.take(2)
+    rounding.take(3)
+    assert rounding.rounds == [1, 4]
+
+
+def test_a_scheduler_that_is_gone_hastens_nobody(rounding: Line) -> None:
+    """Steps are counted from 1 by each; here the plans are of generation 1."""
+    rounding.actor.take(hastened(9, generation=0))
+    rounding.take(1)
+    assert rounding.rounds == [4]
+
+
+def test_what_came_between_rounds_is_taken_in_order(rounding: Line) -> None:
+    rounding.waiting += [planned(step) for step in range(2, 30)]
+    rounding.take(1)
+    assert rounding.told == list(range(1, 30))

@@ -35,6 +35,8 @@ MUST_HAPPEN = (
     "opened where a run had failed",
     "plan of several rounds",
     "a sequence ended before the last round",
+    "a plan of several rounds was cut short",
+    "the executor was asked to hasten",
     "flush of what is in use",
     "flush of what nobody uses",
     "crash of SCHEDULER",

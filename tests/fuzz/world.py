@@ -30,6 +30,7 @@ from octavo.core.messages import (
     Enqueue,
     Facts,
     Flush,
+    Hasten,
     Match,
     Matched,
     Message,
@@ -61,10 +62,12 @@ from octavo.policies.contract import NEVER, Floats, Ints, Leaves, Running, Selec
 from tests.fuzz.faulty import FaultyGhost
 
 S, K, E, T = Role.SCHEDULER, Role.KV, Role.EXECUTOR, Role.TOKENIZER
-LINKS = [(T, S), (S, K), (K, E), (E, S), (K, S), (S, T)]
+LINKS = [(T, S), (S, K), (K, E), (E, S), (K, S), (S, T), (S, E)]
 EOS_ONE_IN = 24
 APART_NS = 8
 """How far apart tokens may be told; a round takes 1, 3 or 5 ns, so that plans are of 8, 2 or 1."""
+GOES_ON = 0.9
+"""How often another round is begun."""
 TURNS = 20
 """Longest prompt of a conversation that goes on."""
 FAILS = 0.03
@@ -300,7 +303,9 @@ class World:
         )
 
     def _new_executor(self) -> GhostExecutor:
-        return FaultyGhost(self.facts, self._fails, eos_one_in=EOS_ONE_IN)
+        executor = FaultyGhost(self.facts, self._fails, eos_one_in=EOS_ONE_IN)
+        executor.go_on = lambda: self.haste.random() < GOES_ON
+        return executor
 
     def _fails(self, run: Run) -> bool:
         """Drawn beside everything else, so that nothing else changes with it."""
@@ -342,7 +347,9 @@ class World:
 
     def handle(self, role: Role, messages: list[Body]) -> None:
         self.now += self.rng.randint(1, 1_000)
-        if role is E:
+        if role is E and isinstance(messages[0], Hasten):
+            self.seen["the executor was asked to hasten"] += 1
+        elif role is E:
             plan, bind = messages
             assert isinstance(plan, StepPlan)
             assert isinstance(bind, StepBind)
@@ -380,13 +387,14 @@ class World:
     def check_rounds(self, plan: StepPlan, result: StepResult) -> None:
         """Each has said a token a round, but for what ended or failed."""
         self.seen["plan of several rounds"] += 1
+        self.seen["a plan of several rounds was cut short"] += result.rounds < plan.rounds
         failed = {one.open_id for one in result.failed}
         ends = np.cumsum(result.n_new) - 1
         for open_id, n, last in zip(result.open_id.tolist(), result.n_new.tolist(), ends.tolist(), strict=True):
             ended = self.setup.ends_known and int(result.tokens[last]) == EOS
-            self.seen["a sequence ended before the last round"] += ended and n < plan.rounds
+            self.seen["a sequence ended before the last round"] += ended and n < result.rounds
             self.seen["a run failed after some rounds"] += open_id in failed
-            assert n == plan.rounds or ended or open_id in failed, "a decode ran into its capacity"
+            assert n == result.rounds or ended or open_id in failed, "a decode ran into its capacity"
 
     def observe(self, role: Role, message: Body) -> None:
         """Count the rare things about to happen; reads the core's columns, changes nothing."""

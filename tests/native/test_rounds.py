@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,22 @@ def test_rounds_say_what_single_steps_say(path: Path) -> None:  # noqa: F811
         assert result.n_new.tolist() == [rounds] * len(asked)
     assert all(len(one.output) == NEW for one in together.values())
     assert told(together) == told(one_by_one)
+
+
+def test_plans_that_are_cut_short_go_on_in_the_next(path: Path) -> None:  # noqa: F811
+    asked = {name: msgspec.structs.replace(one, ends=()) for name, one in ASKED.items()}
+    answers = []
+    for cut in (False, True):
+        executor = native(path, "fast")
+        driver = Driver(executor, seed=int(cut))
+        opened = begin(driver, asked)
+        for rounds in (2, 1, 4, 3):
+            if cut:
+                executor.go_on = chain(repeat(True, rounds - 1), [False]).__next__
+            result = driver.step(*((one, DECODE) for one in opened.values()), rounds=7 if cut else rounds)
+            assert (result.rounds, set(result.n_new.tolist())) == (rounds, {rounds})
+        answers.append(told(opened))
+    assert answers[0] == answers[1]
 
 
 def test_greedy_ones_alone_say_what_they_say_when_more_is_asked(path: Path) -> None:  # noqa: F811

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.core.config.load import load
 from octavo.core.config.schema import PolicyConfig
-from octavo.core.messages import Deltas, Facts, Kind, StepResult, col
+from octavo.core.messages import Deltas, Facts, Hasten, Kind, StepResult, col
 from octavo.core.policy.observations import Observations
 from octavo.core.scheduler.build import build
 from octavo.core.scheduler.rounds import MOST_ROUNDS, Rounds
@@ -65,6 +65,39 @@ def test_decodes_are_of_several_rounds_while_nobody_waits() -> None:
     (plan,) = s.plans  # only what was under way is waited for
     assert (plan.rounds, plan.kind.tolist()) == (1, [Kind.DECODE, Kind.CHUNK])
     assert s.last(Deltas).tokens.tolist() == [7] * 4
+
+
+def test_who_comes_waits_for_no_round_that_is_not_begun() -> None:
+    s = Scheduler(tell_every_ns=APART, depth=2, blocks=64)
+    s.ask("a", max_tokens=60)
+    s.run(3, round_ns=250)
+    s.run(1, round_ns=250)
+    first, second = s.plans
+    assert (first.rounds, second.rounds) == (4, 4)
+    assert s.sent(Hasten) == []
+    s.ask("b", max_tokens=60)
+    assert [asked.step for asked in s.sent(Hasten)] == [second.step]
+    s.ask("c", max_tokens=60)
+    assert len(s.sent(Hasten)) == 1  # once is enough
+    s.plans.clear()
+    for plan, rounds in ((first, 2), (second, 1)):  # cut short, and taken as they are
+        tokens = col([7] * rounds)
+        s.tell(
+            StepResult(
+                plan.step, plan.slot, plan.open_id, col([rounds]), tokens, plan.start_or_cap, 0, 250, rounds=rounds
+            )
+        )
+        assert s.last(Deltas).tokens.tolist() == [7] * rounds
+    s.run(40)
+    assert [one.output_tokens for one in s.named("RequestFinished")] == [60, 60, 60]
+
+
+def test_a_plan_of_one_round_is_not_hastened() -> None:
+    s = Scheduler(depth=2, blocks=64)
+    s.ask("a", max_tokens=60)
+    s.run(3, round_ns=250)
+    s.ask("b", max_tokens=60)
+    assert s.sent(Hasten) == []
 
 
 def test_a_step_ahead_goes_on_where_the_rounds_under_way_will_end() -> None:

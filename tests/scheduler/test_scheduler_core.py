@@ -86,6 +86,10 @@ class Scheduler:
                 self.answers.append(out.message)
         return outputs
 
+    def sent(self, kind: type[Any]) -> list[Any]:
+        """What it sent of a kind, but for plans."""
+        return [answer for answer in self.answers if isinstance(answer, kind)]
+
     def ask(self, name: str = "a", prompt: int = 8, max_tokens: int | None = 4, **more: Any) -> None:
         fields: dict[str, Any] = {
             "handle": hash(name) & 0xFFFF, "request_id": name, "attempt": 0, "ids": col(range(100, 100 + prompt)),
