@@ -109,7 +109,7 @@ class Shell:
                 if self.link.socket in ready:
                     open_ = self._control()
                 if open_:
-                    self._work(self.station.mailbox.socket in ready)
+                    self._work(self.station.waiting or self.station.mailbox.socket in ready)
             self.station.close()
 
     def _control(self) -> bool:
@@ -173,6 +173,8 @@ class Shell:
                 self.link.send(full)
             self.station.full.clear()
         self._busy_ns = None
+        if self.station.waiting:
+            return self._poll(0)
         now_ns = time.monotonic_ns()
         timeout_ms = None
         if self.wakeup_ns is not None:

@@ -8,7 +8,9 @@ direction, is reported as `wire.dropped`; nothing is lost silently. Knows nothin
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +68,8 @@ class Station:
         self._peers: dict[Role, wire.Address] = {}
         self._clients: dict[str, wire.Address] = {}
         self._sequence = 0
+        self._seen: deque[list[bytes]] = deque()
+        """Messages that were looked at and not received yet."""
         self.full: list[QueueFull] = []
         """Peers whose queue was found full; for the owner to report, who empties it."""
         own = wire.endpoint(run_dir, role, replica, generation) if name == "" else wire.client_endpoint(run_dir, name)
@@ -84,6 +88,7 @@ class Station:
                 down = self.links.announce(message)
                 if self.links.generation != before:
                     self.mailbox.close()
+                    self._seen.clear()
                     moved = wire.endpoint(self._run_dir, self.role, self.replica, self.links.generation)
                     self.mailbox = wire.Mailbox(self._context, moved)
                 return self._disconnect(down)
@@ -144,11 +149,28 @@ class Station:
 
     def receive(self) -> Arrival | None:
         """The next message that is to be believed, or None when nothing (more) waits."""
-        while (frames := self.mailbox.receive()) is not None:
+        while (frames := self._seen.popleft() if self._seen else self.mailbox.receive()) is not None:
             arrival = self._judge(frames)
             if arrival is not None:
                 return arrival
         return None
+
+    def look(self, source: Role) -> list[tuple[Header, Body]]:
+        """What has come from `source` since the last look, before its turn: `receive` gives all that has come in order,
+        and judges it then."""
+        found = []
+        while (frames := self.mailbox.receive()) is not None:
+            self._seen.append(frames)
+            with suppress(msgspec.MsgspecError, IndexError):  # `receive` reports it
+                header = wire.decode_header(frames[0])
+                if header.source is source:
+                    found.append((header, decode(frames[1])))
+        return found
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something was looked at and not received yet: the mailbox's socket does not show it any more."""
+        return bool(self._seen)
 
     async def wait(self) -> None:
         """Return once something may have come; only after `receive` gave None."""

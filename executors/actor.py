@@ -67,8 +67,6 @@ class ExecutorActor(Shell):
         """When a step began to be under way with nothing else to do."""
         if isinstance(self._executor, InRounds):
             self._executor.go_on = self._go_on
-        self._early: deque[Arrival] = deque()
-        """What came between the rounds of a plan."""
         self._hastened = (0, 0)
         """The scheduler's generation and the last step that somebody waits for the end of."""
         facts = self._executor.facts
@@ -119,20 +117,11 @@ class ExecutorActor(Shell):
         if news.role is Role.KV and isinstance(news, PeerDown):
             self._executor.forget()
 
-    def take(self, arrival: Arrival) -> None:
-        self._take(arrival)
-        while self._early:
-            arrival = self._early.popleft()
-            for news in arrival.news:
-                self.peer(news)
-            self._take(arrival)
-
     def _go_on(self) -> bool:
         """Between two rounds of the plan that is under way: look whether somebody waits for its end."""
-        while (arrival := self.station.receive()) is not None:
-            if isinstance(arrival.body, Hasten):
-                self._hasten(arrival.header.source_gen, arrival.body)
-            self._early.append(arrival)
+        for header, body in self.station.look(Role.SCHEDULER):
+            if isinstance(body, Hasten):
+                self._hasten(header.source_gen, body)
         generation, step = self._hastened
         plan, _ = self._begun[0]
         return generation != plan.scheduler_gen or plan.step > step
@@ -140,7 +129,7 @@ class ExecutorActor(Shell):
     def _hasten(self, generation: int, asked: Hasten) -> None:
         self._hastened = max(self._hastened, (generation, asked.step))
 
-    def _take(self, arrival: Arrival) -> None:
+    def take(self, arrival: Arrival) -> None:
         """A plan and, beside it, its bind; the result goes to the scheduler generation that planned it."""
         plan = arrival.body
         if isinstance(plan, Hasten):

@@ -253,3 +253,28 @@ async def test_who_comes_waits_for_no_further_round() -> None:
     assert set(planned.values()) != {1}
     assert any(computed[step] != rounds for step, rounds in planned.items() if step in computed)
     assert [event["output_tokens"] for event in finished] == [2] * 6 + [300]
+
+
+async def test_while_there_is_always_a_next_plan_the_executor_tells_that_it_goes_on() -> None:
+    """Who is not heard to go on is killed."""
+    body = {"prompt": "Many little ducks", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with anyio.fail_after(120), daemon(*SIZES, "policies.speculation=off", gateway=True, model="default") as running:
+        running.wait_ready()
+
+        def steps() -> int:
+            return running.actors()["executor"].stats.get("steps", 0)
+
+        async with (
+            httpx.AsyncClient(base_url=address(running), timeout=120) as client,
+            client.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            chunks = answer.aiter_lines()
+            await anext(chunks)
+            before = steps()
+            await anyio.to_thread.run_sync(eventually, "it goes on", lambda: steps() > before + 32)
+            await anext(chunks)
+            assert not running.events("request.finished")
+        await anyio.to_thread.run_sync(eventually, "what was given up is gone", lambda: nothing_held(running))
+        assert running.generations()["executor"] == 1
+        rounds = {event["rounds"] for event in running.events("step.planned")}
+        assert rounds - {1}

@@ -14,7 +14,20 @@ import zmq
 from octavo.core import wire
 from octavo.core.control import READY, ClientGone, Go, Member, QueueFull, Topology
 from octavo.core.links import FENCED
-from octavo.core.messages import Attach, Cancel, KvState, Matched, Params, PeerDown, PeerUp, Role, Submit, Text, encode
+from octavo.core.messages import (
+    Attach,
+    Cancel,
+    Hasten,
+    KvState,
+    Matched,
+    Params,
+    PeerDown,
+    PeerUp,
+    Role,
+    Submit,
+    Text,
+    encode,
+)
 from octavo.core.station import Arrival, Station
 from octavo.core.trace.catalogue import WireDropped
 
@@ -151,6 +164,51 @@ def test_a_frame_of_a_former_generation_is_fenced_and_reported(net: Net) -> None
     assert isinstance(arrival.body, Matched)
     assert arrival.body.seq == 2
     assert any("generation 1" in drop.why for drop in net.dropped)
+
+
+def look(station: Station, source: Role) -> list[bytes]:
+    """What a look at the mailbox shows, once something is there."""
+    assert station.mailbox.socket.poll(int(PATIENCE_S * 1000))
+    return [encode(body) for _, body in station.look(source)]
+
+
+def test_what_was_looked_at_is_received_in_its_turn(net: Net) -> None:
+    kv, scheduler, executor = net.open(Role.KV), net.open(Role.SCHEDULER), net.open(Role.EXECUTOR)
+    net.settle()
+    assert kv.send(Role.EXECUTOR, encode(Matched(1, 0)), b"beside")
+    assert look(executor, Role.SCHEDULER) == []
+    assert scheduler.send(Role.EXECUTOR, encode(Hasten(7)))
+    assert look(executor, Role.SCHEDULER) == [encode(Hasten(7))]
+    assert executor.look(Role.SCHEDULER) == [], "it is shown once"
+    assert kv.send(Role.EXECUTOR, encode(Matched(2, 0)))
+    assert executor.waiting
+    arrivals = [receive(executor) for _ in range(3)]
+    assert [arrival and arrival.frames for arrival in arrivals] == [
+        [encode(Matched(1, 0)), b"beside"],
+        [encode(Hasten(7))],
+        [encode(Matched(2, 0))],
+    ]
+    assert not executor.waiting
+
+
+def test_what_was_looked_at_is_judged_when_it_is_received(net: Net, context: Context) -> None:
+    kv, executor = net.open(Role.KV), net.open(Role.EXECUTOR)
+    net.settle()
+    stranger = wire.Address(context, executor.mailbox.endpoint)
+    assert stranger.send([b"rubbish", b""])
+    assert look(executor, Role.KV) == []
+    assert kv.send(Role.EXECUTOR, encode(Matched(1, 0)))
+    assert look(executor, Role.KV) == [encode(Matched(1, 0))]
+    net.generations[Role.KV] = 2
+    net.settle()
+    assert executor.receive() is None
+    assert [drop.why for drop in net.dropped][1:] == ["from generation 1, but 2 is current"]
+    assert kv.send(Role.EXECUTOR, encode(Matched(2, 0)))
+    assert look(executor, Role.KV) == [encode(Matched(2, 0))]
+    net.generations[Role.EXECUTOR] = 2
+    net.settle()
+    assert not executor.waiting, "what came to the former mailbox is void"
+    stranger.close()
 
 
 def test_a_new_generation_of_the_own_state_moves_the_mailbox_and_voids_it(net: Net) -> None:
