@@ -67,7 +67,7 @@ EOS_ONE_IN = 24
 APART_NS = 8
 """How far apart tokens may be told; a round takes 1, 3 or 5 ns, so that plans are of 8, 2 or 1."""
 GOES_ON = 0.9
-"""How often another round is begun."""
+"""How often another round is begun, in every other world; in the others always."""
 TURNS = 20
 """Longest prompt of a conversation that goes on."""
 FAILS = 0.03
@@ -304,7 +304,8 @@ class World:
 
     def _new_executor(self) -> GhostExecutor:
         executor = FaultyGhost(self.facts, self._fails, eos_one_in=EOS_ONE_IN)
-        executor.go_on = lambda: self.haste.random() < GOES_ON
+        if self.setup.seed % 2:
+            executor.go_on = lambda: self.haste.random() < GOES_ON
         return executor
 
     def _fails(self, run: Run) -> bool:
@@ -449,7 +450,7 @@ class World:
         sampling = Sampling(temperature=r.choice([0.0, 1.0]), seed=r.randint(0, 3), prompt_logprobs=asks_prompt)
         if setup.ends_known:
             sampling = replace_fields(sampling, ends=(EOS,))
-        max_tokens = r.choice([1, 2, 5, 12, 24])
+        max_tokens = r.choice([1, 2, 5, 12, 24] if self.arriving > 1 else [12, 24, 30])
         n = r.choice([1, 1, 1, 3]) if setup.forks else 1
         stop_at = r.randint(0, 6) if setup.stops and r.random() < 0.2 else None
         if r.random() < 0.03:
