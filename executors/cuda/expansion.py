@@ -13,15 +13,14 @@ nothing but its sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo.executors.cuda.batch import TREE, Batch, Ints
-from octavo.executors.cuda.mirror import mirrored
+from octavo.executors.cuda.step import step_of
 from octavo.executors.loading.spec import Latent
 from octavo.kernels.cuda.instances import Heads
 from octavo.kernels.cuda.launch import Kernels, Staged, Step
@@ -149,7 +148,7 @@ class Expansion:
         if not left:
             return Divided(waves, None), None
         tokens, rest = batch.of(left)
-        step, at = self._step(rest, {"tokens": tokens})
+        step, at = step_of(self.kernels.device, rest, {"tokens": tokens})
         return Divided(waves, (at["tokens"], step)), rest
 
     def waves(self, batch: Batch, found: list[Share], fill: int) -> list[Wave]:
@@ -158,19 +157,10 @@ class Expansion:
     def _wave(self, batch: Batch, given: Share, fill: int) -> Wave:
         tokens, mine = batch.of(given.rows)
         mine = replace(mine, tables=given.tables, tree_mask=None, tree_start=None)
-        step, at = self._step(mine, {"tokens": tokens, "tiles": given.tiles})
+        step, at = step_of(self.kernels.device, mine, {"tokens": tokens, "tiles": given.tiles})
         queries, rows = mine.queries(), self.kernels.rows(self.heads_of(given.heads))[-1]
         made = plan(queries, 1, rows, fitting_split(queries, 1, rows, max(1, fill // given.heads)))
         return Wave(at["tokens"], step, self.kernels.stage(made, given.heads, self.width), at["tiles"], given.heads)
-
-    def _step(self, batch: Batch, others: dict[str, npt.NDArray[Any]]) -> tuple[Step, dict[str, Tensor]]:
-        """The batch as a step of its own, and all of its arrays and `others` on the device."""
-        arrays = others | {"positions": batch.positions, "slots": batch.slots, "tables": batch.tables}
-        if batch.tree_mask is not None and batch.tree_start is not None:
-            arrays |= {"tree_mask": batch.tree_mask, "tree_start": batch.tree_start}
-        at = mirrored(self.kernels.device, arrays)
-        order = torch.arange(len(batch.ids), dtype=torch.int32, device=self.kernels.device)
-        return Step(at["positions"], at["slots"], order, at["tables"], at.get("tree_mask"), at.get("tree_start")), at
 
     def attention(self, q: Tensor, wave: Wave, into: Tensor, out_of: Tensor, pool: Tensor) -> Tensor:
         """Of q [tokens, heads, kept + rotated], rotated, by the matrices of heads that take queries into latents and

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,9 +12,9 @@ from octavo.executors.cuda.batch import Batch, attention_plans
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.graphs import LARGEST, Graphs, Pass, Recorder
 from octavo.executors.cuda.lora import APART, Adapted, Apart, Held, Packed, Together
-from octavo.executors.cuda.mirror import mirrored, picked
+from octavo.executors.cuda.mirror import picked
+from octavo.executors.cuda.step import step_of
 from octavo.executors.loading.peft import Lora
-from octavo.kernels.cuda.launch import Step
 
 
 class Forward:
@@ -83,19 +81,8 @@ class Forward:
             kind = self._graphs.kind(batch, layers or spec.layers, taps, shared, held)
             if kind is not None:
                 return self._graphs.run(kind, batch, shared)
-        device = decoder.kernels.device
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "ids": batch.ids,
-            "positions": batch.positions,
-            "slots": batch.slots,
-            "tables": batch.tables,
-        }
-        if batch.tree_mask is not None and batch.tree_start is not None:
-            arrays |= {"tree_mask": batch.tree_mask, "tree_start": batch.tree_start}
-        arrays |= {f"rows {i}": rows for i, (_, rows) in enumerate(batch.adapted)}
-        at = mirrored(device, arrays)
-        order = torch.arange(len(batch.ids), dtype=torch.int32, device=device)
-        step = Step(at["positions"], at["slots"], order, at["tables"], at.get("tree_mask"), at.get("tree_start"))
+        owned = {f"rows {i}": rows for i, (_, rows) in enumerate(batch.adapted)}
+        step, at = step_of(decoder.kernels.device, batch, {"ids": batch.ids, **owned})
         rest: Batch | None = batch
         if decoder.expansion is not None:
             decoder.expansion.now, rest = decoder.expansion.divide(batch, self._fill)
