@@ -112,7 +112,8 @@ class Daemon:
         return eventually(f"{least} times {name}", enough)
 
     def is_written(self) -> bool:
-        """Whether the last step that the trace says is complete is there from all who had a part in it."""
+        """Whether the last step that the trace says is complete is there from all who had a part in it. What the
+        scheduler has not yet written is not asked for: wait for a `request.finished` first."""
         last = dict.fromkeys(("step.completed", "step.bound", "step.executed"), 0)
         for event in lines(self.run_dir):
             if (name := event["event"]) in last:
