@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 
@@ -125,6 +125,10 @@ class Watcher(Protocol):
     def left(self, error: ClientError | None) -> None: ...
 
 
+Push: TypeAlias = "Callable[[Piece], bool]"
+"""Takes a piece in the moment when it comes; false if it cannot, and the piece waits to be taken."""
+
+
 class Backlog:
     """What may wait in all streams of one consumer together, in bytes; `overrun` is told, once, that it was more.
     It is called while everybody's output is received, so it only notes it, and never raises.
@@ -187,6 +191,9 @@ class Stream:
         self.error: ClientError | None = None
         """What has ended it, once all pieces before have been taken."""
         self.watch: Watcher | None = None
+        self.push: Push | None = None
+        """Asked first while its consumer waits in `take` and nothing else does: spares what waking it takes. Not for a
+        choice's last piece. It is called while everybody's output is received, so it never raises."""
         self._backlog: Backlog | None = None
         self._free = 0
         """So much of what waits does not count in the backlog."""
@@ -238,16 +245,13 @@ class Stream:
             self._open_choices -= 1
             if piece.finish in ANSWERED:
                 del self._open_tokens[piece.choice]
-        self._note(first)
-        if self.watch is not None:
-            self.watch.piece(piece)
+        self._note(piece, first.came_ns, first.sent)
         return piece
 
-    def _note(self, waiting: _Waiting) -> None:
+    def _note(self, piece: Piece, came_ns: int, sent: Times | None) -> None:
         """The consumer takes this piece."""
-        piece = waiting.piece
         now_ns = time.monotonic_ns()
-        held_ns = now_ns - waiting.came_ns
+        held_ns = now_ns - came_ns
         if (taking := self._taking.get(piece.choice)) is None:
             taking = self._taking[piece.choice] = _Taking(Pace(self._received_ns))
         if piece.ids:
@@ -256,8 +260,10 @@ class Stream:
         taking.held_ns = max(taking.held_ns, held_ns)
         if piece.finish is not None and self._taken is not None:
             times = taking.pace.end(now_ns)
-            how = TakenChoice(piece.choice, taking.tokens, times, taking.held_ns, held_ns, waiting.sent)
+            how = TakenChoice(piece.choice, taking.tokens, times, taking.held_ns, held_ns, sent)
             self._taken(self.request_id, how)
+        if self.watch is not None:
+            self.watch.piece(piece)
 
     async def aclose(self) -> None:
         """Leave the request; it is cancelled unless it has ended."""
@@ -302,6 +308,10 @@ class Stream:
             row.prompt_logprobs,
             row.stages,
         )
+        at_rest = self._news is not None and not self._pieces
+        if at_rest and piece.finish is None and self.push is not None and self.push(piece):
+            self._note(piece, time.monotonic_ns(), None)
+            return
         if not self._hold(piece):
             return
         self._unfed_choices -= piece.finish is not None

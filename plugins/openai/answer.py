@@ -10,6 +10,7 @@ import math
 import time
 from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -17,10 +18,10 @@ import anyio
 import msgspec
 from starlette.responses import Response
 
-from octavo.core.client.stream import Backlog, ClientError, Piece, RequestFailed, RequestRefused, Stream
+from octavo.core.client.stream import Backlog, ClientError, Piece, Push, RequestFailed, RequestRefused, Stream
 from octavo.core.messages import Ids, Row, Usage
 from octavo.plugins.openai import sse
-from octavo.plugins.openai.connection import DROP
+from octavo.plugins.openai.connection import DROP, WRITE
 from octavo.plugins.openai.errors import ApiError, failed, from_client, limited, unauthorized
 from octavo.plugins.openai.responses import Total
 from octavo.plugins.openai.search import Searcher
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from octavo.core.control import CacheState
     from octavo.core.messages import Adapter, Facts, Params, Prompt
     from octavo.plugins.openai.asked import Asked
+    from octavo.plugins.openai.connection import Write
     from octavo.plugins.openai.responses import Reply
     from octavo.plugins.openai.tenants.ledger import Outcome
 
@@ -275,7 +277,9 @@ class Answer(Response):
         news = self._news(0, streams[0]) if len(streams) == 1 else self._merged(tasks, streams)
         async with aclosing(news):
             if self._asked.stream:
-                await self._events(streams, news, send)
+                write = scope.get("extensions", {}).get(WRITE)
+                alike = len(streams) == 1 and not self._asked.echo and not self._asked.scores_only
+                await self._events(streams, news, send, self._push(tasks, write) if write and alike else None)
             else:
                 body = msgspec.json.encode(await self._whole(news))
                 self._end("finished")
@@ -325,9 +329,11 @@ class Answer(Response):
             choices = [one for group in groups for one in sorted(group, key=mean_logprob, reverse=True)[:shown]]
         return self._reply.whole(choices, self._total)
 
-    async def _events(self, streams: list[Stream], pieces: AsyncGenerator[News | None], send: Send) -> None:
+    async def _events(
+        self, streams: list[Stream], pieces: AsyncGenerator[News | None], send: Send, push: Push | None
+    ) -> None:
         """The response begins with the first piece (or pause): until then the scheduler may refuse what was
-        accepted, and the status tells it."""
+        accepted, and the status tells it. From then on pieces are pushed, where they can be."""
         begun = False
         try:
             async for news in pieces:
@@ -337,11 +343,11 @@ class Answer(Response):
                     self._raise_refusals(streams)
                     begun = True
                     await self._begin(send)
+                    streams[0].push = push
                 if news is None or piece is None:
                     await _write(send, sse.KEEP_ALIVE)
-                    continue
-                if chunks := self._reply.chunks(news[0], piece):
-                    await _write(send, b"".join(map(self._event, chunks)))
+                elif events := self._events_of(news[0], piece):
+                    await _write(send, events)
         except ApiError as error:
             if not begun:
                 raise
@@ -353,6 +359,29 @@ class Answer(Response):
         if self._asked.include_usage:
             await _write(send, sse.event(self._reply.usage_chunk(self._total)))
         await _write(send, self._reply.done, last=True)
+
+    def _push(self, tasks: TaskGroup, write: Write) -> Push:
+        """Writes pieces of the only prompt in the moment when they come, without waking this answer's task."""
+
+        def make(piece: Piece) -> bytes:
+            self._count(piece)
+            return self._events_of(piece.choice, piece)
+
+        def push(piece: Piece) -> bool:
+            try:
+                if self._caller.account is not None:
+                    self._caller.account.check()
+                return write(partial(make, piece))
+            except Withdrawn:
+                return False
+            except Exception as error:  # noqa: BLE001 - a parser's, say: it ends this answer, not who received the piece
+                tasks.start_soon(_raise, error)
+                return True
+
+        return push
+
+    def _events_of(self, number: int, piece: Piece) -> bytes:
+        return b"".join(map(self._event, self._reply.chunks(number, piece)))
 
     def _raise_refusals(self, streams: list[Stream]) -> None:
         for number, stream in enumerate(streams):
@@ -366,10 +395,13 @@ class Answer(Response):
             raise news
         if news.finish not in (None, "stop", "length"):
             raise failed(news.finish, news.reason)
-        self._total.add(news)
-        if self._asked.beams is None:  # a search's have been charged as they came
-            self._charge_output(len(news.ids))
+        self._count(news)
         return news
+
+    def _count(self, piece: Piece) -> None:
+        self._total.add(piece)
+        if self._asked.beams is None:  # a search's have been charged as they came
+            self._charge_output(len(piece.ids))
 
     def _check_key(self) -> None:
         """Whether it still is good: asked once the piece has been counted, which its client does not get otherwise."""
@@ -442,6 +474,10 @@ async def _pump(news: AsyncGenerator[News | None], outgoing: MemoryObjectSendStr
         with suppress(anyio.BrokenResourceError):  # raised once nobody listens: the answer has failed
             async for one in news:
                 await outgoing.send(one)
+
+
+async def _raise(error: Exception) -> None:
+    raise error
 
 
 async def _write(send: Send, data: bytes, *, last: bool = False) -> None:

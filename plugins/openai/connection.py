@@ -7,6 +7,8 @@ for it. A connection is dropped, and with it its requests, when
 - something lies in its own buffer for `slow_reader_s`, and the client has taken less than `LEAST_BYTES` of it, or
 - its backlog is over its limit: it has told `DROP`, an extension of the ASGI scope.
 
+`WRITE`, another one, writes a part of a body without a task that waits, if nothing has to be waited for.
+
 A request's head (first line and headers) may have `HEAD_BYTES` and take `HEAD_S`: before it is complete nobody knows
 who asks, so nobody is answered. What a body sent in chunks has beside itself (chunks' own heads, trailers, which nobody
 reads) may have as much between two of its parts.
@@ -21,13 +23,23 @@ import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.core.trace.log import log
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 DROP = "octavo.drop"
+WRITE = "octavo.write"
+
+Write: TypeAlias = "Callable[[Callable[[], bytes]], bool]"
+"""Makes a part of a chunked body, if the connection takes one now, and writes it; whether it did. What `make` raises
+leaves the connection as it was."""
+
 LEAST_BYTES = 48 * 1024
 """From full (64 KiB) to where writing goes on (16 KiB)."""
 
@@ -103,7 +115,7 @@ def connection_of(slow_reader_s: float, held: Held) -> type[asyncio.Protocol]:
                 self._waiting = self.loop.call_later(HEAD_S, self._head_is_late)
             super().on_message_begin()
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-            scope["extensions"] = {DROP: self._overrun}
+            scope["extensions"] = {DROP: self._overrun, WRITE: partial(self._write, scope)}
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -141,6 +153,17 @@ def connection_of(slow_reader_s: float, held: Held) -> type[asyncio.Protocol]:
                     self._drop(f"it took {self._left - left} bytes in {slow_reader_s:g} s, and {left} wait")
                 elif left:
                     self._watch()
+
+        def _write(self, scope: dict[str, Any], make: Callable[[], bytes]) -> bool:
+            cycle = self.cycle
+            if cycle is None or cycle.scope is not scope:  # its client has sent the next request already
+                return False
+            open_ = cycle.response_started and not cycle.response_complete and not cycle.disconnected
+            if not open_ or not cycle.chunked_encoding or self.flow.write_paused:
+                return False
+            if data := make():
+                self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            return True
 
         def _overrun(self) -> None:
             # Told from where everybody's output is received, and that goes on whatever becomes of this connection.
