@@ -1,4 +1,4 @@
-"""Pieces are written in the moment when they come, wherever nothing has to be waited for, and nobody sees a difference."""
+"""Pieces are written in the moment when they come, where nothing has to be waited for; nobody sees a difference."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ async def test_what_a_parser_raises_ends_its_answer_alone(config: Config, monkey
                 whole.append(await stream_of(client, "beside"))
 
             async def breaks() -> None:
-                with pytest.raises(httpx.RemoteProtocolError):
-                    async with client.stream("POST", COMPLETIONS, json={"prompt": "bad", "stream": True}) as response:
-                        broken.add(f"cmpl-{response.headers['x-request-id']}")
+                async with client.stream("POST", COMPLETIONS, json={"prompt": "bad", "stream": True}) as response:
+                    broken.add(f"cmpl-{response.headers['x-request-id']}")
+                    with pytest.raises(httpx.RemoteProtocolError):
                         await response.aread()
 
             tasks.start_soon(beside)
