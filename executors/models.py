@@ -78,10 +78,9 @@ def describe(path: str) -> Described:
         perhaps = {"transformers": PERHAPS} if files is not None and files.kind == "folder" else {}
         return Described(model=path, runs=perhaps, refused=dict.fromkeys(("native", "cpu", "cuda"), str(error)))
     spec = checkpoint.spec
-    runs: dict[str, str] = {}
+    runs = {"native": _natively(checkpoint)}
     refused: dict[str, str] = {}
     for other, beyond, how in (
-        ("native", spec.beyond_native(), _natively(checkpoint)),
         ("cpu", spec.beyond_llama(), "yes, with weights as fp32"),
         ("cuda", spec.beyond_cuda(), "yes, with a GPU"),
     ):

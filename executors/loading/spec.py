@@ -169,24 +169,12 @@ class Spec:
     def rotation(self, layer: int) -> int:
         return self.rotations[layer] if self.rotations else 0
 
-    def beyond_native(self) -> str | None:
-        """What of this model the native executor does not have, in a few words; those of torch do not either."""
-        for there, what in (
-            (self.slopes, "scores that fall with distance (ALiBi)"),
-            (self.embed_norm, "normed embeddings"),
-            (self.qkv_cap, "capped queries, keys and values"),
-        ):
-            if there:
-                return what
-        return None
-
     def beyond_llama(self) -> str | None:
         """What of this model the torch executors do not have, in a few words."""
-        if beyond := self.beyond_native():
-            return beyond
         if any(0 < window < self.context for window in self.windows):
             return "sliding-window attention"
         for there, what in (
+            (self.slopes, "scores that fall with distance (ALiBi)"),
             (self.latent, "latent attention (MLA)"),
             (self.experts, "a mixture of experts"),
             (self.layer_norm, "layer norms"),

@@ -43,13 +43,14 @@ class OpKind(IntEnum):
     LINEAR = 1
     ATTEND = 2
     HEAD = 3
-    ADD_NORMED = 4
+    NORMED = 4
     ROUTE = 5
     RISE = 6
     FALL = 7
     BLEND = 8
     HEADS = 9
     ADAPT = 10
+    BOUND = 11
 
 
 class Mode(IntEnum):
@@ -110,7 +111,7 @@ class COp(c.Structure):
         ),
         *((name, c.c_float) for name in ("eps", "scale", "cap")),
         ("matrix", c.POINTER(CMatrix)),
-        *((name, c.c_void_p) for name in ("norm", "norm_bias", "bias", "q_norm", "k_norm", "order")),
+        *((name, c.c_void_p) for name in ("norm", "norm_bias", "bias", "q_norm", "k_norm", "slopes", "order")),
     )
 
 

@@ -255,6 +255,8 @@ class _Program:
         if spec.learned_positions:
             positions = self._op(OpKind.EMBED, X, X)
             positions.mode, positions.matrix = Mode.ADD, self._matrix("positions")
+        if spec.embed_norm:
+            self._normed(X, "embed_norm")
         for i in range(spec.layers):
             self.begins.append(len(self.ops))
             self._layer(i)
@@ -269,6 +271,9 @@ class _Program:
         else:
             self._stacked(X, QKV, f"{i}.qkv", f"{i}.attn_norm")
             self._adapt(i, "qkv", X, QKV, f"{i}.attn_norm", cols=spec.hidden)
+            if spec.qkv_cap:
+                bound = self._op(OpKind.BOUND, QKV, QKV)
+                bound.width, bound.cap = (spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.qkv_cap
             attend = self._attend(i, MIXED)
             if spec.head_norms:
                 attend.q_norm, attend.k_norm = self._vector(f"{i}.q_norm"), self._vector(f"{i}.k_norm")
@@ -290,6 +295,7 @@ class _Program:
         spec, attend = self._spec, self._op(OpKind.ATTEND, QKV, target)
         attend.layer, attend.angles, attend.window = i, spec.rotation(i), spec.window(i)
         attend.scale, attend.cap = spec.score_scale or spec.head_dim**-0.5, spec.score_cap
+        attend.slopes = self._vector("slopes")
         return attend
 
     def _latent(self, i: int, latent: Latent) -> None:
@@ -350,8 +356,16 @@ class _Program:
             return
         self._linear(source, SIDE, f"{i}.{site}")
         self._adapt(i, site, source, SIDE, cols=cols)
-        added = self._op(OpKind.ADD_NORMED, SIDE, X)
-        added.width, added.norm = self._spec.hidden, self._vector(norm)
+        self._normed(SIDE, norm).mode = Mode.ADD
+
+    def _normed(self, source: int, norm: str) -> COp:
+        normed = self._op(OpKind.NORMED, source, X)
+        normed.width, normed.norm, normed.norm_bias = (
+            self._spec.hidden,
+            self._vector(norm),
+            self._vector(f"{norm}.bias"),
+        )
+        return normed
 
     def _adapt(self, i: int, site: str, source: int, target: int, norm: str = "", *, cols: int) -> COp | None:
         """What adapters add to the product before, of `cols` columns. Models with latents have none."""

@@ -46,11 +46,6 @@ class Weights:
         wanted: Wanted = "file",
         context: int | None = None,
     ) -> None:
-        """Raises `ModelError` for what this executor does not have."""
-        if beyond := checkpoint.spec.beyond_native():
-            raise ModelError(
-                f'the model has {beyond}, which this executor does not; run it with executor.kind = "cuda"'
-            )
         self.library = library
         self.spec = spec = checkpoint.spec
         self.exact = exact
@@ -76,6 +71,8 @@ class Weights:
         self.columns = {name: parts[0].columns for name, (_, _, parts) in plans.items() if parts[0].columns is not None}
         """Of matrices whose columns are moved: where each of them was."""
         self.vectors = {name: self._padded(name, vector) for name, vector in checkpoint.vectors.items()}
+        if spec.slopes:
+            self.vectors["slopes"] = np.array(spec.slopes, dtype=np.float32)
         self.rows: list[ctypes.Array[CMatrix]] = []
         """Matrices of experts side by side, as operations want them."""
         self.angles = [angles(rope, spec.head_dim, self.context) for rope in spec.ropes]

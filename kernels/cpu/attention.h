@@ -137,6 +137,12 @@ void scores_of(const Attention& a, const float* q, int from, int end) {
     }
 }
 
+// Less `slope` for each position from a key at [at, at + 16) to the query (ALiBi: Press et al., arXiv 2108.12409).
+inline F lean(F scores, int at, int position, float slope) {
+    static constexpr float STEPS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return fma(add(set(float(at - position)), load(STEPS)), set(slope), scores);
+}
+
 // Weights of positions [first, seen), zeros beside them to whole tiles of [from, end). Gives greatest score and sum.
 inline void weigh(float* scores, int from, int end, int first, int seen, float& greatest_score, float& sum_of_weights) {
     scores -= from - from % SEGMENT;
@@ -193,7 +199,8 @@ inline void mix(const Attention& a, int dim, int from, int end, float* part) {
 }
 
 template <int KIND, int R>
-void attend_rows(const Attention& a, const float* q, const int* first, const int* seen, int segment, float* part) {
+void attend_rows(const Attention& a, const float* q, const int* first, const int* seen, const float* slopes, int segment,
+                 float* part) {
     const int padded = a.head.padded_dim, stride = padded + LANES;
     int from = first[0], end = seen[0];
     for (int r = 1; r < R; r++) {
@@ -204,8 +211,14 @@ void attend_rows(const Attention& a, const float* q, const int* first, const int
     if (from < segment * SEGMENT) from = segment * SEGMENT;
     end = least(end, (segment + 1) * SEGMENT);
     scores_of<KIND, R>(a, q, from, end);
-    for (int r = 0; r < R; r++)
-        weigh(a.scores + r * SEGMENT, from, end, first[r], seen[r], part[r * stride + padded], part[r * stride + padded + 1]);
+    for (int r = 0; r < R; r++) {
+        float* scores = a.scores + r * SEGMENT;
+        for (int at = from; slopes && at < end; at += LANES) {
+            float* tile = scores + at % SEGMENT;
+            store(tile, lean(load(tile), at, seen[r] - 1, slopes[r]));
+        }
+        weigh(scores, from, end, first[r], seen[r], part[r * stride + padded], part[r * stride + padded + 1]);
+    }
     constexpr int ND = R * 4 <= MOST_SUMS ? 4 : R * 2 <= MOST_SUMS ? 2 : 1;
     int dim = 0;
     for (; dim + ND * LANES <= padded; dim += ND * LANES) mix<KIND, R, ND>(a, dim, from, end, part);
@@ -219,13 +232,14 @@ void attend_all(const Attention& a, const float* q, int rows, const int* first, 
         const float* at = q + size_t(r) * a.head.head_dim;
         float* to = part + size_t(r) * (a.head.padded_dim + LANES);
         const int *f = first + r, *s = seen + r;
-        if (n == 1) attend_rows<KIND, 1>(a, at, f, s, segment, to);
-        if (n == 2) attend_rows<KIND, 2>(a, at, f, s, segment, to);
-        if (n == 3) attend_rows<KIND, 3>(a, at, f, s, segment, to);
-        if (n == 4) attend_rows<KIND, 4>(a, at, f, s, segment, to);
-        if (MOST_SUMS > 6 && n == 6) attend_rows<KIND, (MOST_SUMS > 6 ? 6 : 1)>(a, at, f, s, segment, to);
-        if (MOST_SUMS > 6 && n == 8) attend_rows<KIND, (MOST_SUMS > 6 ? 8 : 1)>(a, at, f, s, segment, to);
-        if (MOST_SUMS > 6 && n == 12) attend_rows<KIND, (MOST_SUMS > 6 ? 12 : 1)>(a, at, f, s, segment, to);
+        const float* slopes = a.slopes ? a.slopes + r : nullptr;
+        if (n == 1) attend_rows<KIND, 1>(a, at, f, s, slopes, segment, to);
+        if (n == 2) attend_rows<KIND, 2>(a, at, f, s, slopes, segment, to);
+        if (n == 3) attend_rows<KIND, 3>(a, at, f, s, slopes, segment, to);
+        if (n == 4) attend_rows<KIND, 4>(a, at, f, s, slopes, segment, to);
+        if (MOST_SUMS > 6 && n == 6) attend_rows<KIND, (MOST_SUMS > 6 ? 6 : 1)>(a, at, f, s, slopes, segment, to);
+        if (MOST_SUMS > 6 && n == 8) attend_rows<KIND, (MOST_SUMS > 6 ? 8 : 1)>(a, at, f, s, slopes, segment, to);
+        if (MOST_SUMS > 6 && n == 12) attend_rows<KIND, (MOST_SUMS > 6 ? 12 : 1)>(a, at, f, s, slopes, segment, to);
         r += n;
     };
     while (r < rows) {

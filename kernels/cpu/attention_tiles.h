@@ -163,8 +163,8 @@ inline __m512i rounded(F a) {
 // Weights of N rows as bf16 in place of their scores of [from, end): of positions [first, seen), zeros beside them. Gives
 // each row's greatest score and sum, `stride` apart. Rows take turns: alone, one would wait for its own last operation.
 template <int N>
-inline void weigh_tiles(float* scores, int from, int end, const int* first, const int* seen, float cap, float* told,
-                        int stride) {
+inline void weigh_tiles(float* scores, int from, int end, const int* first, const int* seen, float cap, const float* slopes,
+                        float* told, int stride) {
     int latest = first[0], earliest = seen[0];  // every row sees all that is between them
     for (int r = 1; r < N; r++) latest = first[r] > latest ? first[r] : latest, earliest = least(seen[r], earliest);
     const auto there = [&](int r, int at) {
@@ -184,6 +184,10 @@ inline void weigh_tiles(float* scores, int from, int end, const int* first, cons
         for (; at < end; at += LANES) rows(edge);
     };
     if (cap > 0) each([&](int, float* row, int at, __mmask16) { store(row + at, capped(load(row + at), cap)); });
+    if (slopes)
+        each([&](int r, float* row, int at, __mmask16) {
+            store(row + at, lean(load(row + at), from + at, seen[r] - 1, slopes[r]));
+        });
     F top[N], less[N], total[N];
     rows([&](int r) { top[r] = set(LOWEST), total[r] = zero(); });
     each([&](int r, const float* row, int at, __mmask16 kept) {
@@ -307,7 +311,7 @@ inline void mix_tiles(Segment& s, int count, bool ask, const float* weights, int
 
 // At most 16 rows; queries as bf16 of `padded` dimensions. Up to two groups of them stay in registers.
 void attend_tile(const Attention& a, Segment& s, const uint16_t* q, int padded, int rows, const int* first,
-                 const int* seen, bool ask, float* part) {
+                 const int* seen, const float* slopes, bool ask, float* part) {
     const int dims = a.head.padded_dim, stride = dims + LANES;
     int last = seen[0];
     for (int r = 1; r < rows; r++) last = seen[r] > last ? seen[r] : last;
@@ -333,7 +337,8 @@ void attend_tile(const Attention& a, Segment& s, const uint16_t* q, int padded, 
     for (int r = 0; r < rows; r += 4) {
         auto* weigh = weigh_tiles<4>;
         if (rows - r < 4) weigh = rows - r == 1 ? weigh_tiles<1> : rows - r == 2 ? weigh_tiles<2> : weigh_tiles<3>;
-        weigh(a.scores + r * PITCH, s.from, end, first + r, seen + r, a.cap, part + r * stride + dims, stride);
+        weigh(a.scores + r * PITCH, s.from, end, first + r, seen + r, a.cap, slopes ? slopes + r : nullptr,
+              part + r * stride + dims, stride);
     }
     int dim = 0;
     for (; dim + 4 * LANES <= dims; dim += 4 * LANES) mix_tiles<4>(s, count, ask && !dim, a.scores, dim, stride, part);
@@ -354,8 +359,8 @@ void attend_tiles(const Attention& a, const float* q, int rows, const int* first
         const int n = least(LANES, rows - r);
         const TileShape floats = {n, LANES * 4}, keys = {LANES, LANES * 4}, values = {LANES / 2, LANES * 4};
         const Tiles tiles({floats, floats, floats, floats, {n, GROUP * 2}, {n, LANES * 2}, keys, values});
-        attend_tile(a, s, a.queries + r * padded, padded, n, first + r, seen + r, r == 0,
-                    part + r * (a.head.padded_dim + LANES));
+        attend_tile(a, s, a.queries + r * padded, padded, n, first + r, seen + r,
+                    a.slopes ? a.slopes + r : nullptr, r == 0, part + r * (a.head.padded_dim + LANES));
     }
 }
 

@@ -79,6 +79,7 @@ struct Attention {
     int kv_head;
     int from, end;   // positions that any of the rows sees, in whole tiles: where reading goes on
     float cap;
+    const float* slopes;  // by row: what a score loses for each position from key to query; null: nothing
     float* scores;      // scratch, of VECTOR_SEEING rows, or of a tile of them
     uint8_t* tile;      // scratch, one tile of keys and its scales; for tile registers a segment's keys and values
     uint16_t* queries;  // scratch, of MOST_SEEING rows

@@ -52,7 +52,7 @@ enum OctOpKind : int32_t {
                          // Over latents: in holds the absorbed queries, `queries` has what of them rotates at the end
                          // of each `width`, `keys` the latent (normed by k_norm) and the key that rotates
     OCT_HEAD = 3,        // logits of the rows that sample: matrix · norm(in) + bias
-    OCT_ADD_NORMED = 4,  // out += norm(in)
+    OCT_NORMED = 4,      // out = norm(in); OCT_ADD: out += that
     // A mixture of experts. A token of which `used` experts are the best has as many slots: rows of the buffers that
     // RISE and FALL write. Matrices are `experts` in a row, all of one shape.
     OCT_ROUTE = 5,  // in: a logit for each expert; their softmax weighs those used (OCT_ADD: made to sum to 1), times scale.
@@ -66,6 +66,7 @@ enum OctOpKind : int32_t {
     // After a LINEAR of which it has in, norm, out, mode and wide: what adapters add to it. Where the product is to be
     // activated (wide > 0) and the step has adapters, LINEAR has left it in `wide` as it was, and this activates it.
     OCT_ADAPT = 10,
+    OCT_BOUND = 11,  // in place: numbers of a row beyond ±cap become that
 };
 // ACT: the activation of the product. GATED: blocks of gate and up rows alternate; act(gate) · up.
 enum OctMode : int32_t { OCT_STORE = 0, OCT_ADD = 1, OCT_GATED = 2, OCT_ACT = 3 };
@@ -81,7 +82,7 @@ struct OctOp {
     int32_t layer;    // of the KV pool
     int32_t heads;
     int32_t angles;  // which table rotates; -1: none
-    int32_t width;   // ADD_NORMED: of a row; HEADS, and ATTEND over latents: of a head; ADAPT: columns of `in`
+    int32_t width;   // NORMED, BOUND: of a row; HEADS, and ATTEND over latents: of a head; ADAPT: columns of `in`
     int32_t experts, used;
     int32_t groups, groups_used;  // ROUTE: experts in groups, of which the best ones' are looked at; 0: all are
     int32_t sigmoid;              // ROUTE; groups are then as good as their best two experts, else as their best one
@@ -90,11 +91,12 @@ struct OctOp {
     int32_t wide;    // LINEAR, ADAPT: the buffer for a product that waits for its activation; 0: it has none
     int32_t window;  // a token sees so many positions, its own included; 0: all
     float eps, scale;
-    float cap;  // of scores or logits x: cap · tanh(x / cap); 0: none
+    float cap;  // of scores or logits x: cap · tanh(x / cap); 0: none. BOUND: the bound
     const OctMatrix* matrix;
     const float *norm, *norm_bias;  // zero-padded to the buffer's width
     const float* bias;              // zero-padded to 16 · blocks
     const float *q_norm, *k_norm;   // of every head, zero-padded to whole vectors; may be absent
+    const float* slopes;            // ATTEND, by head: what a score loses for each position between (ALiBi); may be absent
     const int32_t* order;           // LINEAR: column j of the matrix is for number order[j] of the normed input; may be absent
 };
 

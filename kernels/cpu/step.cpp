@@ -86,7 +86,7 @@ HeadLayout layout_of(const OctShape& s, const Isa& isa) {
 struct Scratch {
     Prepared rows;
     uint64_t holds = 0;  // the step and phase whose rows these are
-    Region row, moved, scores, queries, rounded, head, key, tile, parts;
+    Region row, moved, scores, queries, slopes, rounded, head, key, tile, parts;
     AdaptScratch adapt;
 };
 
@@ -145,6 +145,7 @@ struct OctModel final : Job, Rest {
             one.moved = Region(size_t(widest) * LANES * 4);
             one.scores = Region(size_t(SEGMENT + LANES) * LANES * 4);
             one.queries = Region(size_t(MOST_SEEING) * padded * 4);
+            one.slopes = Region(size_t(MOST_SEEING) * 4);
             one.rounded = Region(size_t(MOST_SEEING) * size_t(grouped(s.head_dim)) * 2);
             one.head = Region(padded * 4);
             one.key = Region(padded * 4);
@@ -249,7 +250,8 @@ private:
     void prepare_head(const OctOp& op, int panel) const;
     void adapt_panel(const OctOp& op, const Panel& panel, int thread);
     void linear(const OctOp& op, uint32_t phase, int chunk, int total, int thread);
-    void add_normed(const OctOp& op, int token, int thread) const;
+    void normed(const OctOp& op, int token, int thread) const;
+    void bound(const OctOp& op, int token) const;
     void turn(const OctOp& op, const float* x, const float* norm, int position, float scale, float* out, int thread) const;
     void remember(const OctOp& op, int token, int head, int thread) const;
     void attend(const OctOp& op, const Unit& unit, int thread);
@@ -416,7 +418,7 @@ void OctModel::plan() {
         first = second = 0;
         if (int(i) >= now->skip_from && int(i) < now->skip_to) continue;
         switch (ops[i].kind) {
-            case OCT_EMBED: case OCT_ADD_NORMED: second = by_token; break;
+            case OCT_EMBED: case OCT_NORMED: case OCT_BOUND: second = by_token; break;
             case OCT_LINEAR:
                 if (splits(ops[i])) first = panel_chunks(ops[i], int(others.size())) + panel_chunks(ops[i], int(prompt.size()));
                 else first = few(ops[i]) ? 0 : panel_chunks(ops[i], now->tokens);
@@ -519,9 +521,13 @@ void OctModel::run(uint32_t phase, uint32_t part, uint32_t parts, int thread) {
                 isa.embed(*op.matrix, op.mode == OCT_ADD ? now->positions[i] : now->ids[i], op.scale, op.mode == OCT_ADD,
                           scratch[size_t(thread)].row.as<float>(), row(op.out, i));
             break;
-        case OCT_ADD_NORMED:
+        case OCT_NORMED:
             range(now->tokens, from, to);
-            for (int i = from; i < to; i++) add_normed(op, i, thread);
+            for (int i = from; i < to; i++) normed(op, i, thread);
+            break;
+        case OCT_BOUND:
+            range(now->tokens, from, to);
+            for (int i = from; i < to; i++) bound(op, i);
             break;
         case OCT_LINEAR:
             if (second) return linear(op, phase, chunk, total, thread);
@@ -695,10 +701,17 @@ void OctModel::adapt_panel(const OctOp& op, const Panel& panel, int thread) {
         adapt(isa, *part, rows, panel.count, own.adapt, out_of);
 }
 
-void OctModel::add_normed(const OctOp& op, int token, int thread) const {
-    float* normed = scratch[size_t(thread)].row.as<float>();
-    isa.norm(op.norm_kind, row(op.in, token), op.norm, op.norm_bias, up(op.width), op.width, op.eps, normed);
-    isa.add_rows(normed, up(op.width), row(op.out, token));
+void OctModel::normed(const OctOp& op, int token, int thread) const {
+    const bool added = op.mode == OCT_ADD;
+    float* out = added ? scratch[size_t(thread)].row.as<float>() : row(op.out, token);
+    isa.norm(op.norm_kind, row(op.in, token), op.norm, op.norm_bias, up(op.width), op.width, op.eps, out);
+    if (added) isa.add_rows(out, up(op.width), row(op.out, token));
+}
+
+// What is no number stays none, for those who look for it.
+void OctModel::bound(const OctOp& op, int token) const {
+    float* x = row(op.out, token);
+    for (int i = 0; i < op.width; i++) x[i] = x[i] > op.cap ? op.cap : x[i] < -op.cap ? -op.cap : x[i];
 }
 
 // A head's query or key as attention wants it.
@@ -812,6 +825,8 @@ Looking OctModel::look(const OctOp& op, const Unit& unit, int from, int count, i
     a.cells = path ? now->paths + now->path_start[last] : nullptr;
     a.kv_head = unit.head;
     a.cap = op.cap;
+    float* slopes = own.slopes.as<float>();
+    a.slopes = op.slopes ? slopes : nullptr;
     a.scores = own.scores.as<float>();
     a.tile = own.tile.as<uint8_t>();
     a.queries = own.rounded.as<uint16_t>();
@@ -820,11 +835,10 @@ Looking OctModel::look(const OctOp& op, const Unit& unit, int from, int count, i
     look.queries = queries;
     for (int r = 0; r < count; r++) {
         const int token = tile.first + (from + r) / group, position = now->positions[token];
-        if (shape.latent)
-            absorbed(op, token, (from + r) % group, queries + r * d);
-        else
-            turn(op, row(op.in, token) + (unit.head * group + (from + r) % group) * d, op.q_norm, position, op.scale,
-                 queries + r * d, thread);
+        const int head = unit.head * group + (from + r) % group;
+        if (shape.latent) absorbed(op, token, head, queries + r * d);
+        else turn(op, row(op.in, token) + head * d, op.q_norm, position, op.scale, queries + r * d, thread);
+        if (op.slopes) slopes[r] = op.slopes[head];
         look.first[r] = op.window && position >= op.window ? position - op.window + 1 : 0;
         look.seen[r] = position + 1;
     }

@@ -23,6 +23,7 @@ TARGETS = {
     "gemma2": ("v_proj", "o_proj", "gate_proj", "down_proj"),
     "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "bloom": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "mixtral": ("q_proj", "v_proj", "o_proj"),
 }
 PROMPT = [(i * 37 + 5) % VOCAB for i in range(33)]

@@ -30,7 +30,7 @@ from octavo.executors.residents import Span
 from tests.executors.tiny import VOCAB
 from tests.kernels.conftest import Maker
 from tests.kernels.test_executor import Bytes, Kv, Mode, config
-from tests.native.families import ALIBI, FAMILIES, save_family
+from tests.native.families import FAMILIES, save_family
 from tests.speculation.drafters import Bush
 from tests.speculation.replica import Replica, asked
 
@@ -56,7 +56,7 @@ def spans(first: int, last: int, table: list[int]) -> list[Span]:
     return [Span(IDS[first:last], first, table)]
 
 
-@pytest.mark.parametrize("name", FAMILIES | ALIBI)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
     model = save_family(name, tmp_path, **sizes_of(name))
     with torch.inference_mode():

@@ -92,7 +92,17 @@ def _corrected(**changes: Any) -> Make:
     return make
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+_BLOOM: dict[str, Any] = dict.fromkeys(
+    ("intermediate_size", "num_key_value_heads", "max_position_embeddings", "num_hidden_layers", "num_attention_heads"),
+    "absent",
+)
+_MPT: dict[str, Any] = dict.fromkeys([key for key in _SMALL if not key.endswith(("_id", "vocab_size"))], "absent")
+_MPT |= {"d_model": 128, "n_layers": 3, "n_heads": 2, "max_seq_len": 256}
+
+# Of Falcon, transformers' eager attention takes the slopes twice; of MPT it passes over `alibi_bias_max`.
+_SLOPES = _FALCON | {"alibi": True, "attn_implementation": "sdpa"}
+
+FAMILIES: dict[str, Make] = {
     "mistral, sliding": _mistral(),
     "mistral, full": _mistral(sliding_window=None),
     "qwen2": _like(t.Qwen2ForCausalLM, t.Qwen2Config),
@@ -152,27 +162,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
         t.FalconForCausalLM, t.FalconConfig, **_FALCON, multi_query=False, parallel_attn=False, bias=True,
         hidden_size=96,
     ),
-    "linear rope": _llama(rope_type="linear", factor=4.0),
-    "llama3 rope": _llama(
-        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
-    ),
-    "yarn rope": _llama(rope_type="yarn", factor=4.0, original_max_position_embeddings=128),
-}  # fmt: skip
-
-
-_BLOOM: dict[str, Any] = dict.fromkeys(
-    ("intermediate_size", "num_key_value_heads", "max_position_embeddings", "num_hidden_layers", "num_attention_heads"),
-    "absent",
-)
-_MPT: dict[str, Any] = dict.fromkeys([key for key in _SMALL if not key.endswith(("_id", "vocab_size"))], "absent")
-_MPT |= {"d_model": 128, "n_layers": 3, "n_heads": 2, "max_seq_len": 256}
-
-_SLOPES = _FALCON | {"alibi": True, "attn_implementation": "sdpa"}
-
-ALIBI: dict[str, Make] = {
-    "bloom": _like(
-        t.BloomForCausalLM, t.BloomConfig, **_BLOOM, n_layer=3, n_head=6,
-    ),
+    "bloom": _like(t.BloomForCausalLM, t.BloomConfig, **_BLOOM, n_layer=3, n_head=6),
     "bloom, heads that are no power of two": _like(
         t.BloomForCausalLM, t.BloomConfig, **_BLOOM, n_layer=2, n_head=3, hidden_size=192,
     ),
@@ -184,12 +174,15 @@ ALIBI: dict[str, Make] = {
         t.FalconForCausalLM, t.FalconConfig, **_SLOPES, multi_query=False, parallel_attn=False, bias=True
     ),
     "falcon with slopes, side by side": _like(t.FalconForCausalLM, t.FalconConfig, **_SLOPES),
+    "linear rope": _llama(rope_type="linear", factor=4.0),
+    "llama3 rope": _llama(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+    ),
+    "yarn rope": _llama(rope_type="yarn", factor=4.0, original_max_position_embeddings=128),
 }  # fmt: skip
-"""Families that only some executors have. Of Falcon, transformers' eager attention takes the slopes twice, of MPT it
-passes over `alibi_bias_max`."""
 
 
 def save_family(name: str, folder: Path, **sizes: Any) -> PreTrainedModel:
     """With other `sizes` where its config has such keys."""
     torch.manual_seed(0)
-    return save((FAMILIES | ALIBI)[name](**sizes), folder)
+    return save(FAMILIES[name](**sizes), folder)

@@ -192,6 +192,7 @@ class Attention:
         *,
         window: int = 0,
         cap: float = 0.0,
+        slopes: Floats | None = None,
         rotated: int = 0,
         norms: tuple[Floats, Floats] | None = None,
         context: int = 256,
@@ -205,6 +206,9 @@ class Attention:
         self.angles = np.stack([np.cos(turns), np.sin(turns)]).astype(np.float32)
         self.op = COp(kind=OpKind.ATTEND, source=0, target=1, heads=heads, scale=head_dim**-0.5)
         self.op.window, self.op.cap, self.op.eps = window, cap, 1e-6
+        self.slopes = slopes
+        if slopes is not None:
+            self.op.slopes = slopes.ctypes.data
         if norms is not None:
             self._padded = [np.pad(norm, (0, -len(norm) % 16)) for norm in norms]
             self.op.q_norm, self.op.k_norm = (norm.ctypes.data for norm in self._padded)
@@ -259,6 +263,8 @@ class Attention:
             scores = turned[:, h] @ k.T / d**0.5
             if self.cap:
                 scores = self.cap * np.tanh(scores / self.cap)
+            if self.slopes is not None:
+                scores -= self.slopes[h] * age
             scores[(age < 0) | (age >= (self.window or len(rows)))] = -np.inf
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             out[:, h] = weights / weights.sum(-1, keepdims=True) @ v
@@ -297,15 +303,18 @@ def test_attention(isa: Isa, heads: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.I8], ids=lambda kind: kind.name)
 def test_attention_that_is_not_llamas(isa: Isa, kind: Kind) -> None:
-    """Window, soft cap, heads normed and rotated in part, over more than one segment; alone or split over threads."""
+    """Window, soft cap, slopes, heads normed and rotated in part, over more than one segment; alone or split over
+    threads."""
     draw = np.random.default_rng(9)
     rows = draw.normal(size=(600, (4 + 2 * 2) * 40)).astype(np.float32)
     norms = (draw.normal(size=40).astype(np.float32), draw.normal(size=40).astype(np.float32))
+    slopes = np.array([0.5, 0.01, 0, 0.002], dtype=np.float32)
     found: list[Floats] = []
     for block_size, chunk, threads in ((16, 600, 1), (3, 217, 2), (16, 1, 3)):
         attention = Attention(
-            isa, 4, 2, 40, block_size, kind, window=300, cap=5.0, rotated=24, norms=norms, context=640, threads=threads
-        )
+            isa, 4, 2, 40, block_size, kind, window=300, cap=5.0, slopes=slopes, rotated=24, norms=norms, context=640,
+            threads=threads,
+        )  # fmt: skip
         assert library().oct_block_bytes(attention.shape) % block_size == 0
         table = np.random.default_rng(block_size).permutation(attention.blocks).tolist()
         attention.run([(rows[:480], 0, table)])

@@ -49,6 +49,12 @@ def test_a_branch_over_latents_is_its_chain(tmp_path: Path, exact: bool) -> None
     check_branches(open_checkpoint(locate(str(tmp_path))), Kind.F32 if exact else Kind.BF16, 254, 16)
 
 
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.I8])
+def test_a_branch_with_slopes_is_its_chain(checkpoint: Checkpoint, kind: Kind) -> None:
+    sloping = replace(checkpoint.spec, slopes=tuple(0.5 ** (i + 1) for i in range(checkpoint.spec.heads)))
+    check_branches(replace(checkpoint, spec=sloping), kind, 254, 4)
+
+
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.I8])
 @pytest.mark.parametrize("known", [1, 14, 254, 270])
