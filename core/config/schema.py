@@ -101,7 +101,8 @@ class ExecutorConfig(Section, frozen=True):
     quantised stay as they are."""
     kv: Literal["auto", "fp32", "bf16", "int8", "fp8"] = "auto"
     """How keys and values are kept. `native`: fp32, bf16 or int8; `auto` is bf16 in fast mode, and fp32 in exact mode,
-    which has no other. `cuda`: bf16, which is `auto`, or fp8 (e4m3, 448 at most). The others: fp32."""
+    which has no other. `cuda`: bf16, which is `auto`, or fp8 (e4m3, 448 at most; of latents, all but what is rotated).
+    The others: fp32."""
 
 
 class SpeculationConfig(Section, frozen=True):

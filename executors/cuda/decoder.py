@@ -137,7 +137,8 @@ class Decoder:
     def layout(self, blocks: int) -> PoolLayout | LatentLayout:
         """Of one layer's pool. Raises `ValueError` when kernels cannot have it."""
         if (latent := self.spec.latent) is not None:
-            return LatentLayout(blocks, self.block_size, latent.rank, latent.rotated, self._kv)
+            fp8 = self._kv == torch.float8_e4m3fn
+            return LatentLayout(blocks, self.block_size, latent.rank, latent.rotated, self.dtype, fp8)
         return PoolLayout(blocks, self.block_size, self.spec.kv_heads, self.spec.head_dim, self._kv)
 
     def allocate(self, blocks: int) -> None:
@@ -230,7 +231,8 @@ class Decoder:
                 spec.qkv_cap,
             )
         assert spec.latent is not None  # as the layout says
-        low = spec.latent.query_rank > 0
+        low, norm = spec.latent.query_rank > 0, weights.tensor(f"{i}.kv_norm")
+        inner = weights.in_fp32(f"{i}.kv_norm") if layout.fp8 else None
         return LatentAttention(
             kernels,
             layout,
@@ -242,9 +244,9 @@ class Decoder:
             weights.tensor(f"{i}.q_a_norm") if low else None,
             weights.linear(f"{i}.q_b" if low else f"{i}.q"),
             weights.linear(f"{i}.kv_a"),
-            weights.tensor(f"{i}.kv_norm"),
-            weights.per_head(f"{i}.{{}}.uk", spec.heads),
-            weights.per_head(f"{i}.{{}}.uv", spec.heads),
+            norm if inner is None else torch.ones_like(norm),
+            weights.per_head(f"{i}.{{}}.uk", spec.heads, inner, of_rows=True),
+            weights.per_head(f"{i}.{{}}.uv", spec.heads, inner),
             angles,
             self.expansion,
         )
@@ -318,9 +320,14 @@ class _Weights:
         bias = f"{name}.bias"
         return Linear(self.tensor(f"{name}.weight"), self.tensor(bias) if self.has(bias) else None, self._exact)
 
-    def per_head(self, name: str, heads: int) -> PerHead:
-        """Of matrices [out, in], one a head."""
-        stacked = torch.stack([self.tensor(f"{name.format(h)}.weight") for h in range(heads)])
+    def per_head(self, name: str, heads: int, times: Tensor | None = None, *, of_rows: bool = False) -> PerHead:
+        """Of matrices [out, in], one a head; their columns, or their rows, `times` so much in fp32, rounded once."""
+        names = [f"{name.format(h)}.weight" for h in range(heads)]
+        if times is None:
+            stacked = torch.stack([self.tensor(one) for one in names])
+        else:
+            times = times.unsqueeze(1) if of_rows else times
+            stacked = torch.stack([(self.in_fp32(one) * times).to(self._dtype) for one in names])
         return PerHead(stacked.transpose(1, 2).contiguous(), self._exact)
 
     def norm(self, name: str) -> Norm:

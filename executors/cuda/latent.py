@@ -39,7 +39,8 @@ class PerHead:
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentAttention:
     """`low`, with its norm, comes before `queries` where those are of low rank. `angles` are fp32 [positions,
-    rotated]: cosines, then sines."""
+    rotated]: cosines, then sines. `norm` is ones where contents are kept in fp8: its weights are in `into` and `out_of`
+    then, so that what is rounded is as great in one dimension as in another."""
 
     kernels: Kernels
     layout: LatentLayout

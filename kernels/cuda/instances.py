@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from octavo.kernels.cuda.pool import TILE, PoolLayout
+from octavo.kernels.cuda.pool import TILE, LatentLayout, PoolLayout
 from octavo.kernels.cuda.sources import Instance
 
 NAMES = {
@@ -106,16 +106,15 @@ def _wgmma_instance(heads: Heads, *, biased: bool, shared_limit: int) -> tuple[I
     raise ValueError(f"attention over heads of {size} needs more than the {shared_limit} bytes of shared memory here")
 
 
-def latent_instance(
-    dtype: torch.dtype, sizes: tuple[int, int], *, trees: bool = False, shared_limit: int
-) -> tuple[Instance, int, int]:
-    """Attention over latent KV of `sizes` (content, rotated): the kernel, its threads and its shared memory."""
-    image, scores = TILE * sum(sizes) * 2, TILE * (4 * TILE + 4) * 4
+def latent_instance(layout: LatentLayout, *, trees: bool = False, shared_limit: int) -> tuple[Instance, int, int]:
+    """Attention over latent KV: the kernel, its threads and its shared memory."""
+    tile, queries = layout.block_bytes // layout.tiles_per_block, TILE * layout.width * 2
     for stages in (2, 1):
-        if (shared := (4 * stages + 1) * image + scores) <= shared_limit:
-            name = f"attn_latent<{NAMES[dtype]},{sizes[0]},{sizes[1]},{stages},{_flag(trees)}>"
-            return Instance("attn_latent.cu", name), 128, shared
-    raise ValueError(f"latent KV of {sizes} numbers needs more than the {shared_limit} bytes of shared memory here")
+        if (shared := 4 * stages * tile + queries + TILE * (4 * TILE + 4) * 4) <= shared_limit:
+            return Instance("attn_latent.cu", f"attn_latent<{_latent(layout)},{stages},{_flag(trees)}>"), 128, shared
+    raise ValueError(
+        f"latent KV of {layout.width} numbers needs more than the {shared_limit} bytes of shared memory here"
+    )
 
 
 def merge_instance(dtype: torch.dtype, size: int, rows: int) -> Instance:
@@ -127,17 +126,21 @@ def append_instance(heads: Heads, *, interleaved: bool) -> Instance:
     return Instance("append_kv.cu", f"append_kv<{types},{heads.layout.head_dim},{_flag(interleaved)}>")
 
 
-def append_latent_instance(dtype: torch.dtype, sizes: tuple[int, int]) -> Instance:
-    return Instance("append_latent.cu", f"append_latent<{NAMES[dtype]},{sizes[0]},{sizes[1]}>")
+def append_latent_instance(layout: LatentLayout) -> Instance:
+    return Instance("append_latent.cu", f"append_latent<{_latent(layout)}>")
 
 
-def gather_latent_instance(dtype: torch.dtype, sizes: tuple[int, int]) -> Instance:
-    return Instance("expand_latent.cu", f"gather_latent<{NAMES[dtype]},{sizes[0]},{sizes[1]}>")
+def gather_latent_instance(layout: LatentLayout) -> Instance:
+    return Instance("expand_latent.cu", f"gather_latent<{_latent(layout)}>")
 
 
-def expand_latent_instance(dtype: torch.dtype, sizes: tuple[int, int], width: int) -> Instance:
+def expand_latent_instance(layout: LatentLayout, width: int) -> Instance:
     """To keys and values of `width` numbers."""
-    return Instance("expand_latent.cu", f"expand_latent<{NAMES[dtype]},{sizes[0]},{sizes[1]},{width}>")
+    return Instance("expand_latent.cu", f"expand_latent<{_latent(layout)},{width}>")
+
+
+def _latent(layout: LatentLayout) -> str:
+    return f"{NAMES[layout.dtype]},{NAMES[layout.content_dtype]},{layout.content},{layout.rotated}"
 
 
 def norm_instance(dtype: torch.dtype, threads: int) -> tuple[Instance, int, int]:

@@ -174,7 +174,7 @@ class Kernels:
     ) -> None:
         """Write latent [tokens, content + rotated]: the content's norm, and the rest rotated by `angles`."""
         if tokens := len(latent):
-            self._get(append_latent_instance(layout.dtype, (layout.content, layout.rotated)))(
+            self._get(append_latent_instance(layout))(
                 (-(-tokens // 4),),
                 (128,),
                 (
@@ -182,13 +182,15 @@ class Kernels:
                     _i32(tokens),
                     _i32(interleaved),
                     _f32(eps),
+                    _f32(1 / layout.unit),
                 ),
             )
 
     def gather_latent(self, layout: LatentLayout, tiles: Tensor, pool: Tensor, out: Tensor) -> None:
         """The contents of these tiles of a pool (int32 [n]) as plain rows, into out [16 n, content]."""
-        instance = gather_latent_instance(layout.dtype, (layout.content, layout.rotated))
-        self._get(instance)((len(tiles),), (128,), _pointers(pool, tiles, out))
+        self._get(gather_latent_instance(layout))(
+            (len(tiles),), (128,), (*_pointers(pool, tiles, out), _f32(layout.unit))
+        )
 
     def expand_latent(
         self,
@@ -202,8 +204,7 @@ class Kernels:
     ) -> None:
         """Keys [heads, 16 n, kept], made of these tiles' contents, with what is rotated of them after it, and values
         [heads, 16 n, mixed], both padded to `width`, into the first n tiles of a pool with as many key heads."""
-        instance = expand_latent_instance(layout.dtype, (layout.content, layout.rotated), width)
-        self._get(instance)(
+        self._get(expand_latent_instance(layout, width))(
             (len(tiles), len(keys)),
             (128,),
             (*_pointers(pool, tiles, keys, values, images), _i32(keys.shape[2]), _i32(values.shape[2])),
@@ -309,9 +310,8 @@ class Kernels:
         content]. The plan's rows are those of decodes, with all heads for a group."""
         if not len(staged.works):
             return
-        sizes = (layout.content, layout.rotated)
         trees, limit = step.tree_mask is not None, self._library.shared_limit
-        instance, threads, shared = latent_instance(layout.dtype, sizes, trees=trees, shared_limit=limit)
+        instance, threads, shared = latent_instance(layout, trees=trees, shared_limit=limit)
         self._get(instance)(
             (len(staged.works),),
             (threads,),
@@ -323,6 +323,7 @@ class Kernels:
                 *_pointers(out, staged.part_out, staged.part_lse, step.tree_mask, step.tree_start),
                 _i32(q.shape[1]),
                 _f32(scale),
+                _f32(layout.unit),
             ),
             shared_mem=shared,
         )

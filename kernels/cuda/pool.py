@@ -3,11 +3,12 @@
 A layer's pool is bytes [block][tile of 16 tokens][KV head][keys, values][image]. An image is 16 rows of head_dim
 numbers as shared memory wants them: panels of 8, 4, 2 or 1 chunks of 16 bytes, rows one after another in a panel, and a
 row's chunks exchanged by its number (so that ldmatrix finds its 8 rows in 8 different banks). A pool of latent KV
-has one image a tile: [block][tile of 16 tokens][image].
+has two images a tile, whose content may be fp8: [block][tile of 16 tokens][content, what is rotated].
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -79,22 +80,36 @@ class PoolLayout:
 @dataclass(frozen=True, slots=True)
 class LatentLayout:
     """Of models with multi-head latent attention: a token has one row of `content` + `rotated` numbers, which is its
-    key for all heads and whose content is its value. bfloat16 or float16."""
+    key for all heads and whose content is its value. `dtype` is bfloat16 or float16; with `fp8` contents are
+    float8_e4m3fn in units of `unit`, and must be normed: no number is above the root of how many they are."""
 
     blocks: int
     block_size: int
     content: int
     rotated: int
     dtype: torch.dtype
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size < TILE or self.block_size % TILE:
             raise ValueError(f"block_size is {self.block_size}; kernels need a multiple of {TILE}")
-        if self.content % 64 or self.rotated % 16 or self.dtype.itemsize != 2:
+        step = 128 if self.fp8 else 64
+        if self.content % step or self.rotated % 16 or self.dtype.itemsize != 2:
             raise ValueError(
-                f"latent KV is {self.content} + {self.rotated} numbers of {self.dtype}; kernels need multiples of 64 "
-                "and of 16, of 16 bits"
+                f"latent KV is {self.content} + {self.rotated} numbers, {self.content_dtype} and {self.dtype}; kernels "
+                f"need multiples of {step} and of 16, what is rotated in 16 bits"
             )
+
+    @property
+    def content_dtype(self) -> torch.dtype:
+        return torch.float8_e4m3fn if self.fp8 else self.dtype
+
+    @property
+    def unit(self) -> float:
+        """What 1 of a content stands for. In fp8 a power of two, which costs no bit, in whose units the greatest number
+        that there can be is between 224 and 448, the most that e4m3 has: nothing saturates, and what is 14000 times
+        smaller still has all the bits that e4m3 has."""
+        return float(2.0 ** math.ceil(math.log2(self.content**0.5 / 448))) if self.fp8 else 1.0
 
     @property
     def width(self) -> int:
@@ -107,30 +122,45 @@ class LatentLayout:
     @property
     def block_bytes(self) -> int:
         """Of one layer."""
-        return self.block_size * self.width * self.dtype.itemsize
+        return self.block_size * 2 * self._units
 
     def allocate(self, device: torch.device | str = "cpu") -> Tensor:
         """One layer's pool, zeroed, as bytes [blocks, block_bytes]."""
         return torch.zeros(self.blocks, self.block_bytes, dtype=torch.uint8, device=device)
 
     def pack(self, latent: Tensor) -> Tensor:
-        """Plain [blocks · block_size, width] to a pool."""
-        images = latent.to(self.dtype).contiguous().view(_integer(self.dtype)).view(-1, TILE * self.width)
-        stored = torch.empty_like(images)
-        stored[:, _places(self.width, self.dtype, latent.device)] = images
+        """Plain [blocks · block_size, width] to a pool; contents in units."""
+        content, rotated = latent[:, : self.content], latent[:, self.content :]
+        parts = content.to(self.content_dtype).contiguous(), rotated.to(self.dtype).contiguous()
+        rows = torch.cat([part.view(torch.int16) for part in parts], dim=-1)
+        stored = torch.empty_like(rows).view(-1, TILE * self._units)
+        stored[:, self._places(latent.device).flatten()] = rows.view(-1, TILE * self._units)
         return stored.view(torch.uint8).reshape(self.blocks, self.block_bytes)
 
     def unpack(self, pool: Tensor) -> Tensor:
-        """A pool to plain [blocks · block_size, width]."""
-        images = pool.view(_integer(self.dtype)).view(-1, TILE * self.width)
-        return images[:, _places(self.width, self.dtype, pool.device)].view(self.dtype).view(-1, self.width)
+        """A pool to plain [blocks · block_size, width] in `dtype`; contents in units."""
+        images = pool.view(torch.int16).view(-1, TILE * self._units)
+        rows = images[:, self._places(pool.device).flatten()].view(-1, self._units)
+        content, rotated = rows[:, : self._units - self.rotated], rows[:, self._units - self.rotated :]
+        parts = content.contiguous().view(self.content_dtype), rotated.contiguous().view(self.dtype)
+        return torch.cat([part.to(self.dtype) for part in parts], dim=-1)
 
     def move(self, pool: Tensor, source: Tensor, target: Tensor) -> None:
         """Copy tokens from slots `source` to `target` (int64 [n]), as if all were read before any is written."""
-        images = pool.view(_integer(self.dtype)).view(-1, TILE * self.width)
-        places = _places(self.width, self.dtype, pool.device).view(TILE, self.width)
+        images, places = pool.view(torch.int16).view(-1, TILE * self._units), self._places(pool.device)
         read = images[(source // TILE)[:, None], places[source % TILE]]
         images[(target // TILE)[:, None], places[target % TILE]] = read
+
+    @property
+    def _units(self) -> int:
+        """Of 16 bits, in a row."""
+        return self.content * self.content_dtype.itemsize // 2 + self.rotated
+
+    def _places(self, device: torch.device) -> Tensor:
+        """Where each unit of a tile lies, [row, unit]."""
+        content = self._units - self.rotated
+        parts = (_places(width, torch.int16, device).view(TILE, width) for width in (content, self.rotated))
+        return torch.cat([part + first for part, first in zip(parts, (0, TILE * content), strict=True)], dim=1)
 
 
 def _places(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:

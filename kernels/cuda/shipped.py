@@ -36,7 +36,7 @@ from octavo.kernels.cuda.instances import (
     sample_instance,
     wgmma_serves,
 )
-from octavo.kernels.cuda.pool import PoolLayout
+from octavo.kernels.cuda.pool import LatentLayout, PoolLayout
 from octavo.kernels.cuda.sources import Instance
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
@@ -104,12 +104,15 @@ def _attention(arch: str) -> list[Shipped]:
     found += [
         Shipped(*attention_instance(expanded, rows_on(arch, expanded)[-1], bulk=bulk, shared_limit=limit)),
         Shipped(merge_instance(_B16, EXPANDED, rows_on(arch, expanded)[-1]), 128),
-        Shipped(gather_latent_instance(_B16, LATENT), 128),
-        Shipped(expand_latent_instance(_B16, LATENT, EXPANDED), 128),
-        *(Shipped(*latent_instance(_B16, LATENT, trees=trees, shared_limit=limit)) for trees in (False, True)),
         Shipped(merge_instance(_B16, LATENT[0], DECODE_ROWS), 128),
-        Shipped(append_latent_instance(_B16, LATENT), 128),
     ]
+    for layout in (LatentLayout(1, 16, *LATENT, _B16, fp8) for fp8 in (False, True)):
+        found += [
+            Shipped(gather_latent_instance(layout), 128),
+            Shipped(expand_latent_instance(layout, EXPANDED), 128),
+            *(Shipped(*latent_instance(layout, trees=trees, shared_limit=limit)) for trees in (False, True)),
+            Shipped(append_latent_instance(layout), 128),
+        ]
     return found
 
 

@@ -37,6 +37,13 @@ template <class KV, int D> struct Pool {
   }
 };
 
+// A tile of latent KV: the contents' image, which may be fp8, then that of what is rotated, which is not.
+template <class T, class KV, int CONTENT, int ROTATED> struct LatentTile {
+  using Content = Image<KV, CONTENT>;
+  using Rotated = Image<T, ROTATED>;
+  static constexpr int BYTES = Content::BYTES + Rotated::BYTES;
+};
+
 // A part of attention's work: rows [row, row_end) of the packed rows of some query tokens (row = token · G + head of
 // the group), against keys [key, key_end) of a block table. `key` is a multiple of 16.
 struct Work { int table, tokens, row, row_end, key, key_end, part, unused; };
@@ -47,6 +54,30 @@ struct Merge { int tokens, row, row_end, part, parts, shared_part, shared_parts,
 
 template <class T, class KV> struct MmaType { using type = T; };
 template <class T> struct MmaType<T, e4m3> { using type = f16; };  // e4m3 is exact in half
+
+// Queries over 16 dimensions, to meet keys in e4m3: a lane is given 4 neighbours of a key, so queries come in that order.
+template <class Query> FN void load_query_for_e4m3(uint32_t (&q)[4], const unsigned char* image, int k) {
+  const int l = threadIdx.x & 31, row = l / 4, c = l % 4, chunk = 2 * k + c / 2, within = c % 2 * 8;
+  uint2 low = *reinterpret_cast<const uint2*>(image + Query::at(row, chunk) + within);
+  uint2 high = *reinterpret_cast<const uint2*>(image + Query::at(row + 8, chunk) + within);
+  q[0] = low.x, q[1] = high.x, q[2] = low.y, q[3] = high.y;
+}
+
+// Add weighted values in e4m3, of keys 0-7 and 8-15: a register holds dimensions d, d + 1 of two keys, which are
+// regrouped into even and odd dimensions.
+FN void mma_values_e4m3(float (&of_even)[4], float (&of_odd)[4], const uint32_t (&weights)[4], uint32_t first,
+                        uint32_t second) {
+  uint32_t even[2], odd[2];
+#pragma unroll
+  for (int x = 0; x < 2; x++) {
+    const uint32_t two = x ? second : first;
+    const uint32_t one_key = half2_of_e4m3x2(uint16_t(two)), next_key = half2_of_e4m3x2(uint16_t(two >> 16));
+    even[x] = (one_key & 0xFFFFu) | next_key << 16;
+    odd[x] = one_key >> 16 | (next_key & 0xFFFF0000u);
+  }
+  mma<f16>(of_even, weights, even[0], even[1]);
+  mma<f16>(of_odd, weights, odd[0], odd[1]);
+}
 
 // How products become scores in base 2: `factor` times them, or with a `cap` times the tanh of `cap` times them.
 struct Scores { float factor, cap; };
@@ -109,15 +140,8 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS, bool BIASED> struct
   }
 
   FN void load_query(uint32_t (&q)[4], int k) {
-    int l = lane(), row = l / 4, c = l % 4;
-    if constexpr (FP8) {  // a lane is given 4 neighbouring fp8 of a key, so queries come in that order within 16
-      int chunk = 2 * k + c / 2, within = c % 2 * 8;
-      uint2 low = *reinterpret_cast<const uint2*>(image + Query::at(row, chunk) + within);
-      uint2 high = *reinterpret_cast<const uint2*>(image + Query::at(row + 8, chunk) + within);
-      q[0] = low.x, q[1] = high.x, q[2] = low.y, q[3] = high.y;
-    } else {
-      ldmatrix_x4<false>(q, image + Query::at(l % 16, 2 * k + l / 16));
-    }
+    if constexpr (FP8) load_query_for_e4m3<Query>(q, image, k);
+    else ldmatrix_x4<false>(q, image + Query::at(lane() % 16, 2 * k + lane() / 16));
   }
   FN void load_queries() {
     if constexpr (QUERY_IN_REGISTERS) {
@@ -265,19 +289,9 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS, bool BIASED> struct
       ldmatrix_x4<true>(b, values + Keys::at(l % 16, 2 * i + l / 16));
 #pragma unroll
       for (int e = 0; e < 4; e++) b[e] &= keep[e % 2];
-      if constexpr (FP8) {  // a register holds dimensions d, d + 1 of two keys: regroup into even and odd dimensions
-#pragma unroll
-        for (int y = 0; y < 2; y++) {
-          uint32_t even[2], odd[2];
-#pragma unroll
-          for (int x = 0; x < 2; x++) {
-            uint32_t one = half2_of_e4m3x2(uint16_t(b[2 * y + x])), two = half2_of_e4m3x2(uint16_t(b[2 * y + x] >> 16));
-            even[x] = (one & 0xFFFFu) | two << 16;
-            odd[x] = one >> 16 | (two & 0xFFFF0000u);
-          }
-          mma<M>(out[4 * i + 2 * y], a, even[0], even[1]);
-          mma<M>(out[4 * i + 2 * y + 1], a, odd[0], odd[1]);
-        }
+      if constexpr (FP8) {
+        mma_values_e4m3(out[4 * i], out[4 * i + 1], a, b[0], b[1]);
+        mma_values_e4m3(out[4 * i + 2], out[4 * i + 3], a, b[2], b[3]);
       } else {
         mma<M>(out[2 * i], a, b[0], b[1]);
         mma<M>(out[2 * i + 1], a, b[2], b[3]);
@@ -291,8 +305,9 @@ FN float with_sink(float total, float most, const float* sinks, int head) {
   return sinks ? total + exp2_fast(sinks[head] * LOG2E - most) : total;
 }
 
-// Query rows [row, row + 16·WARPS) to images in shared memory, 16 rows each; rows past the work's end are zero.
-template <class T, class M, int D>
+// Query rows [row, row + 16·WARPS) to images in shared memory, 16 rows each; rows past the work's end are zero. A head's
+// query is the first D of PITCH numbers.
+template <class T, class M, int D, int PITCH = D>
 FN void load_queries(unsigned char* images, int rows, const T* q, const Work& work, const int* token_of, int heads,
                      int head0, int group) {
   using Query = Image<M, D>;
@@ -302,7 +317,7 @@ FN void load_queries(unsigned char* images, int rows, const T* q, const Work& wo
     uint4 eight = {0, 0, 0, 0};
     if (row < work.row_end) {
       int64_t token = token_of[work.tokens + row / group];
-      eight = *reinterpret_cast<const uint4*>(q + (token * heads + head0 + row % group) * D + chunk * 8);
+      eight = *reinterpret_cast<const uint4*>(q + (token * heads + head0 + row % group) * PITCH + chunk * 8);
     }
     if constexpr (!Same<T, M>::value) {
       const T* from = reinterpret_cast<const T*>(&eight);

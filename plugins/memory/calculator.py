@@ -43,10 +43,9 @@ def need(
 ) -> Need:
     """For `concurrency` sequences of `context` tokens, and what fits into `memory` beside the weights."""
     width = DTYPES[dtype]
-    per_token = sum(layer.values for layer in shape.layers) * width
-    per_sequence = sum(kept(layer, context, block_size) * layer.values for layer in shape.layers) * width
-    growing = [layer for layer in shape.layers if layer.values]
-    waste = sum(layer.values for layer in growing) * width * (block_size - 1) * concurrency
+    per_token = sum(layer.bytes_in(width) for layer in shape.layers)
+    per_sequence = sum(kept(layer, context, block_size) * layer.bytes_in(width) for layer in shape.layers)
+    waste = per_token * (block_size - 1) * concurrency
     left = None if memory is None else max(0, memory - shape.weights)
     return Need(
         per_token=per_token,

@@ -25,11 +25,17 @@ PATTERNS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "gpt_oss": 2, "cohere2": 4, 
 
 
 class Layer(NamedTuple):
-    """`values` are numbers kept per token, `window` the tokens kept (None: all)."""
+    """`values` are numbers kept per token, `window` the tokens kept (None: all). Of the values `rotary` have 16 bits at
+    least, whatever the others have: those of a latent's shared key."""
 
     attention: Attention
     values: int
     window: int | None = None
+    rotary: int = 0
+
+    def bytes_in(self, width: float) -> float:
+        """Of a token whose numbers have so many bytes."""
+        return (self.values - self.rotary) * width + self.rotary * max(2.0, width)
 
 
 class Shape(NamedTuple):
@@ -82,7 +88,7 @@ def _from_gguf(name: str, file: GgufFile) -> Shape:
     layers = []
     for i in range(count):
         if latent:
-            layers.append(Layer("latent", latent + get("rope.dimension_count", 64)))
+            layers.append(_latent(latent, get("rope.dimension_count", 64)))
         elif not kv_heads[i]:
             layers.append(Layer("state", 0))
         else:
@@ -143,7 +149,7 @@ def from_config(name: str, whole: Mapping[str, Any], weights: int = 0, parameter
     head_dim = get("head_dim", otherwise=hidden // heads)
     latent = get("kv_lora_rank")
     if latent:
-        layers = [Layer("latent", latent + get("qk_rope_head_dim", otherwise=64))] * count
+        layers = [_latent(latent, get("qk_rope_head_dim", otherwise=64))] * count
     else:
         layers = _hf_layers(config, count, 2 * kv_heads * head_dim)
     vocab = get("vocab_size", otherwise=0)
@@ -185,6 +191,10 @@ def _hf_layers(config: Mapping[str, Any], count: int, values: int) -> list[Layer
 
 def _kept(values: int, window: int | None) -> Layer:
     return Layer("window", values, int(window)) if window else Layer("full", values)
+
+
+def _latent(rank: int, rotary: int) -> Layer:
+    return Layer("latent", rank + rotary, rotary=rotary)
 
 
 def sharing(heads: int, kv_heads: int) -> str:

@@ -41,6 +41,7 @@ from octavo.kernels.cuda.instances import (
 )
 from octavo.kernels.cuda.launch import Kernels
 from octavo.kernels.cuda.nvrtc import NvrtcError
+from octavo.kernels.cuda.pool import LatentLayout
 from octavo.kernels.cuda.sources import HERE, Instance
 from tests.kernels.bench import BOTH, DECODES, PREFILLS, WGMMAS, WIDTHS, Case, wide
 from tests.kernels.ferry import Ferry
@@ -93,11 +94,13 @@ def instances() -> list[Instance]:
         found.append(norm_instance(dtype, THREADS)[0])
         found += [gate_instance(dtype, activation) for activation in ACTIVATIONS]
     found += [logits_instance(dtype, THREADS) for dtype in (torch.bfloat16, torch.float32)]
-    for sizes in LATENTS:
-        found += [latent_instance(torch.bfloat16, sizes, shared_limit=limit)[0] for limit in LATENT_LIMITS]
-        found.append(latent_instance(torch.bfloat16, sizes, trees=True, shared_limit=LATENT_LIMITS[0])[0])
-        found += [append_latent_instance(torch.bfloat16, sizes), merge_instance(torch.bfloat16, sizes[0], DECODE_ROWS)]
-    found += [gather_latent_instance(torch.bfloat16, (64, 16)), expand_latent_instance(torch.bfloat16, (64, 16), 64)]
+    for content, rotated, fp8 in LATENTS:
+        layout = LatentLayout(1, 16, content, rotated, torch.bfloat16, fp8)
+        found += [latent_instance(layout, shared_limit=limit)[0] for limit in LATENT_LIMITS]
+        found.append(latent_instance(layout, trees=True, shared_limit=LATENT_LIMITS[0])[0])
+        found += [append_latent_instance(layout), merge_instance(torch.bfloat16, content, DECODE_ROWS)]
+        if content <= 128:
+            found += [gather_latent_instance(layout), expand_latent_instance(layout, 64)]
     found += [COPY_BLOCKS, SPEC_VERIFY, plan_instance(PLAN_THREADS)[0], sample_instance(THREADS)]
     found.append(sample_instance(THREADS, whole=True))
     found.append(reject_instance(THREADS)[0])

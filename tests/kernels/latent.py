@@ -14,7 +14,8 @@ from octavo.kernels.cuda.plan import Query, plan
 from octavo.kernels.cuda.pool import LatentLayout
 from tests.kernels.bench import trees
 
-LATENTS = [(64, 16), (512, 64)]
+LATENTS = [(64, 16, False), (512, 64, False), (128, 16, True), (512, 64, True)]
+"""Content, rotated, and whether contents are fp8: of what kernels are made for."""
 LATENT_LIMITS = [227 * 1024, 99 * 1024]
 """Shared memory with which stages are two, and with which the largest is left with one."""
 
@@ -28,6 +29,7 @@ class LatentCase:
     heads: int = 20
     block_size: int = 16
     split: int = 0
+    fp8: bool = False
     tree: bool = False
     """Each sequence's tokens are one, but for the last sequence's."""
 
@@ -36,6 +38,10 @@ CASES = {
     "many heads": LatentCase(((1, 130), (2, 17), (1, 1))),
     "split, blocks of 32": LatentCase(((1, 200), (1, 40)), heads=5, block_size=32, split=80),
     "the usual size": LatentCase(((1, 70),), sizes=(512, 64), heads=16),
+    "fp8": LatentCase(((1, 130), (2, 17), (1, 1)), sizes=(128, 16), fp8=True),
+    "fp8, split, blocks of 32": LatentCase(((1, 200), (1, 40)), (128, 16), heads=5, block_size=32, split=80, fp8=True),
+    "fp8, the usual size": LatentCase(((1, 70),), sizes=(512, 64), heads=16, fp8=True),
+    "fp8, trees": LatentCase(((9, 130), (1, 20), (14, 21)), (128, 16), heads=5, fp8=True, tree=True),
     "trees": LatentCase(((9, 130), (1, 20), (14, 21)), heads=5, tree=True),
     "trees, split": LatentCase(((9, 130), (1, 40)), heads=5, split=64, tree=True),
 }
@@ -45,7 +51,7 @@ def run(kernels: Kernels, case: LatentCase) -> tuple[Tensor, Tensor]:
     """What the kernels give and what they should, [tokens, heads, content]."""
     generator = torch.Generator().manual_seed(7)
     blocks = sum(-(-length // case.block_size) for _, length in case.lengths) + 1
-    layout = LatentLayout(blocks, case.block_size, *case.sizes, torch.bfloat16)
+    layout = LatentLayout(blocks, case.block_size, *case.sizes, torch.bfloat16, case.fp8)
     plain = torch.full((blocks * case.block_size, layout.width), torch.nan)
     order = torch.randperm(blocks, generator=generator).int()
     tokens = sum(n for n, _ in case.lengths)
@@ -63,8 +69,9 @@ def run(kernels: Kernels, case: LatentCase) -> tuple[Tensor, Tensor]:
         plain[slots] = torch.randn(length, layout.width, generator=generator)
         queries.append(Query(i, sum(query.tokens for query in queries), n, length))
         positions.append(torch.arange(length - n, length))
-    pool = layout.pack(plain)
-    stored, scale = layout.unpack(pool), layout.width**-0.5
+    units = torch.tensor([*[layout.unit] * case.sizes[0], *[1.0] * case.sizes[1]])
+    pool = layout.pack(plain / units)
+    stored, scale = layout.unpack(pool).float() * units, layout.width**-0.5
     place, mask, start = torch.cat(positions), None, None
     if case.tree:
         mask, start, place = trees(case.lengths, generator)
@@ -74,7 +81,7 @@ def run(kernels: Kernels, case: LatentCase) -> tuple[Tensor, Tensor]:
     staged.part_lse.fill_(torch.nan)
     out = torch.full((tokens, case.heads, case.sizes[0]), torch.nan).bfloat16()
     kernels.attention_latent(layout, step, staged, q, pool, out, scale)
-    keys = stored.float().unsqueeze(1)
+    keys = stored.unsqueeze(1)
     values = torch.nn.functional.pad(keys[..., : case.sizes[0]], (0, case.sizes[1]))
     expected = reference.attention(
         q,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from octavo.core.messages import Sampling
 from octavo.core.models.errors import ModelError
+from octavo.core.models.locate import locate
 from octavo.executors.cuda import decoder as decoder_
 from octavo.executors.cuda.batch import build
 from octavo.executors.cuda.decoder import Decoder
@@ -27,6 +28,9 @@ from octavo.executors.drafting.drafting import Drafting
 from octavo.executors.loading.files import in_fp32
 from octavo.executors.loading.from_folder import from_folder
 from octavo.executors.residents import Span
+from octavo.kernels.cuda.pool import LatentLayout
+from octavo.plugins.memory.calculator import need
+from octavo.plugins.memory.shape import read_shape
 from tests.executors.tiny import VOCAB
 from tests.kernels.conftest import Maker
 from tests.kernels.test_executor import Bytes, Kv, Mode, config
@@ -56,9 +60,33 @@ def spans(first: int, last: int, table: list[int]) -> list[Span]:
     return [Span(IDS[first:last], first, table)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
-    model = save_family(name, tmp_path, **sizes_of(name))
+def contents_in_fp8(model: torch.nn.Module) -> None:
+    """Have it round what the executor keeps in fp8: contents of latents, without their norm's weights."""
+    unit = LatentLayout(1, 16, FP8["kv_lora_rank"], 16, torch.float16, fp8=True).unit
+
+    def rounded(norm: torch.nn.Module, _: object, out: torch.Tensor) -> torch.Tensor:
+        weights = norm.get_parameter("weight") * unit
+        return (out / weights).to(torch.float8_e4m3fn).to(out.dtype) * weights
+
+    for name, module in model.named_modules():
+        if name.endswith("kv_a_layernorm"):
+            module.register_forward_hook(rounded)
+
+
+FP8 = {"kv_lora_rank": 128}
+"""Of latents, for which the emulator has kernels with contents in fp8."""
+
+
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [*((name, torch.float16) for name in FAMILIES), ("deepseek_v2", torch.float8_e4m3fn)],
+    ids=lambda of: of if isinstance(of, str) else str(of).rpartition(".")[2],
+)
+def test_logits_are_those_of_transformers(name: str, kv: torch.dtype, tmp_path: Path, resident_kernels: Maker) -> None:
+    fp8 = kv == torch.float8_e4m3fn
+    model = save_family(name, tmp_path, **(sizes_of(name) | (FP8 if fp8 else {})))
+    if fp8:
+        contents_in_fp8(model)
     with torch.inference_mode():
         expected = model(torch.tensor([IDS])).logits[0]
         rounded = torch.nn.Module.to(model, torch.float16)(torch.tensor([IDS])).logits[0].float()
@@ -72,7 +100,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, resident_ke
 
     theirs = apart(rounded)
     for exact in (False, True)[: 1 + (loaded.spec.experts is not None)]:  # experts are computed in two ways
-        decoder = Decoder(loaded, resident_kernels(exact), torch.float16, 16, exact=exact)
+        decoder = Decoder(loaded, resident_kernels(exact), torch.float16, 16, exact=exact, kv=kv)
         decoder.allocate(6)
         forward = Forward(decoder, again)
         with torch.inference_mode():
@@ -138,7 +166,7 @@ def test_in_exact_mode_company_and_chunks_change_no_bit(name: str, tmp_path: Pat
     [
         ({"kv_lora_rank": 48}, "auto", "latents of 48 . 16, only of multiples of 64 and of 16"),
         ({"kv_lora_rank": 64, "moe_intermediate_size": 44}, "auto", "widths that are no multiples of 8, as 44"),
-        ({"kv_lora_rank": 64}, "fp8", "kernels need multiples of 64 and of 16, of 16 bits"),
+        ({"kv_lora_rank": 64}, "fp8", "latent KV is 64 . 16 numbers, .*float8_e4m3fn .* need multiples of 128"),
     ],
 )
 def test_latents_that_kernels_cannot_have_are_refused(
@@ -166,29 +194,46 @@ def test_a_crowd_with_slopes_says_what_each_says_alone(tmp_path: Path, resident_
     assert run(128, slots=4, budget=15, crash_at=6).said == run(1024, slots=1, depth=1, caching=False).said
 
 
-def test_a_crowd_over_latents_says_what_each_says_alone(tmp_path: Path, resident_kernels: Maker) -> None:
-    """Under the production scheduler and KV-manager, steps that begin ahead, choices that fork, a pool too small."""
-    save_family("deepseek_v2", tmp_path, **sizes_of("deepseek_v2"))
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+def test_a_crowd_over_latents_says_what_each_says_alone(kv: Kv, tmp_path: Path, resident_kernels: Maker) -> None:
+    """Under the production scheduler and KV-manager, steps that begin ahead, choices that fork, a pool too small with
+    places in host memory beside it."""
+    save_family("deepseek_v2", tmp_path, **(sizes_of("deepseek_v2") | FP8))
     requests = [asked(i, IDS[: 20 + i], tokens=9, n=1 + i % 2) for i in range(3)]
 
     def run(tokens: int, **how: Any) -> Replica:
-        settings = config(tmp_path, tokens=tokens, mode="exact")
+        settings = config(tmp_path, tokens=tokens, mode="exact", kv=kv, host_tokens=0 if tokens > 96 else 256)
         executor = CudaExecutor.on(resident_kernels(1), settings, torch.float16, Bytes(), again)
         replica = Replica(executor, policy="off", **how)
         replica.run(requests)
+        assert executor.stats["kv_saturated"] == 0
         return replica
 
     assert run(96, slots=4, budget=15, crash_at=6).said == run(1024, slots=1, depth=1, caching=False).said
+
+
+def test_what_latents_in_fp8_take_is_what_is_told(tmp_path: Path, resident_kernels: Maker) -> None:
+    """What is rotated stays in 16 bits: 16 of 144 numbers here."""
+    save_family("deepseek_v2", tmp_path, **(sizes_of("deepseek_v2") | FP8))
+    shape, found = read_shape(locate(str(tmp_path))), []
+    kinds: list[tuple[Kv, str]] = [("auto", "fp16"), ("fp8", "fp8")]
+    for kv, dtype in kinds:
+        facts = CudaExecutor.on(resident_kernels(0), config(tmp_path, kv=kv), torch.float16, Bytes()).facts
+        assert need(shape, context=48, concurrency=1, dtype=dtype).kv == 3 * facts.block_bytes
+        found.append(facts.block_bytes)
+    assert found[1] / found[0] == (128 + 2 * 16) / (2 * 144)
 
 
 EXPANDED = {"qk_nope_head_dim": 16, "v_head_dim": 16}
 """Heads so much smaller than latents that to expand them pays behind prefixes, too."""
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
-def test_long_chunks_are_expanded(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
+@pytest.mark.parametrize(("name", "fp8"), [("deepseek_v2", False), ("deepseek_v3", False), ("deepseek_v2", True)])
+def test_long_chunks_are_expanded(name: str, fp8: bool, tmp_path: Path, resident_kernels: Maker) -> None:
     """Beside decodes and behind a prefix that is cached: logits as near to transformers in fp32 as otherwise."""
-    model = save_family(name, tmp_path, **(sizes_of(name) | EXPANDED))
+    model = save_family(name, tmp_path, **(sizes_of(name) | EXPANDED | (FP8 if fp8 else {})))
+    if fp8:
+        contents_in_fp8(model)
     ids = [(i * 61 + i * i) % VOCAB for i in range(210)]
     with torch.inference_mode():
         whole, other = (model(torch.tensor([some])).logits[0] for some in (ids, IDS))
@@ -196,7 +241,8 @@ def test_long_chunks_are_expanded(name: str, tmp_path: Path, resident_kernels: M
     loaded, table = in_fp32(from_folder(tmp_path)), [*range(4, 18)]
     theirs = float((rounded - whole).square().mean(dim=-1).median().sqrt())
     for order in (0, 1):
-        decoder = Decoder(loaded, resident_kernels(order), torch.float16, 16, exact=False)
+        kv = torch.float8_e4m3fn if fp8 else torch.float16
+        decoder = Decoder(loaded, resident_kernels(order), torch.float16, 16, exact=False, kv=kv)
         decoder.allocate(18)
         forward = Forward(decoder, again)
         waves: list[int] = []

@@ -52,9 +52,12 @@ def absorbed(name: str) -> Callable[[Kernels], None]:
     return lambda kernels: test_attention.close(*latent.run(kernels, latent.CASES[name]))
 
 
-def expanding(kernels: Kernels) -> None:
-    out, want = test_latent.expanded(kernels)
-    assert (out - want).abs().max() < 0.03 * want.abs().max()
+def expanding(*, fp8: bool) -> Callable[[Kernels], None]:
+    def check(kernels: Kernels) -> None:
+        out, want = test_latent.expanded(kernels, fp8=fp8)
+        assert (out - want).abs().max() < 0.03 * want.abs().max()
+
+    return check
 
 
 def append(normed: bool, rotated: int, kv_dtype: torch.dtype = torch.bfloat16) -> Callable[[Kernels], None]:
@@ -139,8 +142,11 @@ CHECKS: dict[str, Callable[[Kernels], None]] = {
     "latent": absorbed("many heads"),
     "latent split": absorbed("split, blocks of 32"),
     "latent tree": absorbed("trees"),
-    "expanded": expanding,
-    "append latent": lambda kernels: test_latent.test_append(lambda _: kernels, False, 0),
+    "latent fp8": absorbed("fp8"),
+    "expanded": expanding(fp8=False),
+    "expanded fp8": expanding(fp8=True),
+    "append latent": lambda kernels: test_latent.test_append(lambda _: kernels, False, False, 0),
+    "append latent fp8": lambda kernels: test_latent.test_append(lambda _: kernels, True, False, 0),
     "verify": lambda kernels: test_verify.test_trees(lambda _: kernels, 0),
     "reject": rejection,
     "left over": test_verify.left_over,
