@@ -49,7 +49,7 @@ class SchedulerConfig(Section, frozen=True):
     """While nobody waits, as many steps of decodes are computed in a row and told together as keep a stream's tokens
     within about so many milliseconds of each other (8 at most), on `native` and `ghost`. A request that comes
     then waits for the one that is begun, and for one of each plan behind it (`depth` - 1). 0: each step is told by
-    itself. None: 40 on `native`, 0 on `ghost`."""
+    itself. None: 50 on `native`, 0 on `ghost`."""
     waiting_window: Positive = 256
     """How many waiting sequences a batching policy is shown: of more, the oldest and the most urgent."""
     max_waiting: Positive = 4096

@@ -46,7 +46,7 @@ from octavo.executors.rounds import always, in_rounds
 from octavo.executors.sampling import Context
 from octavo.executors.threads import default_threads
 
-TELL_EVERY_MS = 40.0
+TELL_EVERY_MS = 50.0
 """Other processes run on the cores that compute: what they take for each telling a step waits for."""
 _NOTHING = Outcome()
 
