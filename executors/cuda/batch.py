@@ -21,13 +21,11 @@ from octavo.executors.drafting.contract import Draft
 from octavo.executors.residents import Runs, Span, span_of
 from octavo.kernels.cuda.cascade import cascade, fitting_cascade, groups
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
-from octavo.kernels.cuda.plan import TILE, Plan, Query, fitting_split, plan
+from octavo.kernels.cuda.plan import ROUND, TILE, Plan, Query, fitting_split, plan
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 
 _TOKENS, _LAST = attrgetter("tokens"), itemgetter(-1)
-TREE = 64
-"""Tokens of a tree, the one that it hangs on included."""
 SPLIT = 512
 """Keys in a part of a long context, where how a sequence is cut may not depend on its company."""
 SHARED = 256
@@ -172,7 +170,7 @@ def attention_plans(
     queries, together = batch.queries(), together and not window
     if not fill:
         shared = shared_plan(batch, queries, group, kv_heads, fill, rows) if together else None
-        return [shared or plan(queries, group, DECODE_ROWS, SPLIT, window)]
+        return [shared or plan(queries, group, DECODE_ROWS, SPLIT, window, ROUND)]
     shares: dict[int, list[Query]] = {n: [] for n in rows}
     for query in queries:
         shares[next((n for n in rows if query.tokens * group <= n), rows[-1])].append(query)

@@ -28,6 +28,7 @@ from octavo.executors.loading.rope import angles
 from octavo.executors.loading.spec import Model, Spec
 from octavo.kernels.cuda.instances import ACTIVATIONS, DECODE_ROWS, Heads
 from octavo.kernels.cuda.launch import Kernels, Staged, Step
+from octavo.kernels.cuda.plan import TREE
 from octavo.kernels.cuda.pool import LatentLayout, PoolLayout
 
 Attention: TypeAlias = HeadAttention | LatentAttention
@@ -120,9 +121,9 @@ class Decoder:
 
     @property
     def trees(self) -> bool:
-        """Whether attention can be over trees: where windows begin, and how far away a key lies, it takes cells for
-        positions."""
-        return self.windows == [0] and not self.spec.slopes
+        """Whether attention can be over trees. A window must not end in one, where keys lie in cells that are not their
+        positions; nor are sums over other cells the same to the bit."""
+        return not self.exact and all(window == 0 or window >= TREE for window in self.windows)
 
     @property
     def recordable(self) -> bool:

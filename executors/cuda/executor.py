@@ -30,7 +30,7 @@ from octavo.core.messages import Facts, Sampling, StepBind, StepPlan, StepResult
 from octavo.core.models.errors import ModelError
 from octavo.core.models.locate import absolute, locate
 from octavo.executors.adapters import Adapters
-from octavo.executors.cuda.batch import TREE, build
+from octavo.executors.cuda.batch import build
 from octavo.executors.cuda.decoder import Decoder
 from octavo.executors.cuda.drawing import Rows
 from octavo.executors.cuda.forward import Forward
@@ -53,6 +53,7 @@ from octavo.executors.outcome import Settlement
 from octavo.executors.residents import Resident, Residents, Span
 from octavo.kernels.cuda.device import Device
 from octavo.kernels.cuda.launch import Kernels
+from octavo.kernels.cuda.plan import TREE
 from octavo.policies.contract import MAX_DRAFTS
 
 

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.executors.cuda.batch import TREE, Batch, Ints
+from octavo.executors.cuda.batch import Batch, Ints
 from octavo.executors.cuda.step import step_of
 from octavo.executors.loading.spec import Latent
 from octavo.kernels.cuda.instances import Heads
 from octavo.kernels.cuda.launch import Kernels, Staged, Step
-from octavo.kernels.cuda.plan import TILE, fitting_split, plan
+from octavo.kernels.cuda.plan import TILE, TREE, fitting_split, plan
 from octavo.kernels.cuda.pool import LatentLayout, PoolLayout
 
 ROOM = 1 << 17

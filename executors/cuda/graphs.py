@@ -31,7 +31,7 @@ from octavo.executors.cuda.lora import Held, Owned
 from octavo.executors.cuda.mirror import Mirror, Reading, Room, Shape, nbytes
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
 from octavo.kernels.cuda.launch import Staged, Step
-from octavo.kernels.cuda.plan import Plan
+from octavo.kernels.cuda.plan import ROUND, Plan
 
 Replay: TypeAlias = Callable[[], None]
 LARGEST, WORKS, COMMON, CELLS = 256, 2048, 512, 1 << 21
@@ -161,15 +161,13 @@ class _Graph:
 
     def work(self) -> None:
         at, decoder = self.mirror.device, self._decoder
-        split = 0 if self._fill else SPLIT
         plans = {window: [plan] for window, plan in self._plans.items()}
         for window, plan in self._plans.items():
             if not window and self._shared is not None:
                 plans[window] = [self._shared]
                 continue
-            decoder.kernels.plan(
-                plan, at["lengths"], at["firsts"], decoder.group, split=split, fill=self._fill, window=window
-            )
+            how = {"split": 0, "fill": self._fill} if self._fill else {"split": SPLIT, "step": ROUND}
+            decoder.kernels.plan(plan, at["lengths"], at["firsts"], decoder.group, window=window, **how)
         step = Step(at["positions"], at["slots"], self._order, at["tables"])
         taps = dict.fromkeys(self._kind.taps, self.inner)
         if self._kind.held is not None:

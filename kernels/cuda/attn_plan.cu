@@ -5,10 +5,12 @@
 // the same in any company, or 0 for the least power of two from 128 on with which all works fill the device just once.
 #include "tile.cuh"
 
+constexpr int TREE = 64;  // tokens that may be a drafted tree: all see what the first one sees, as `plan.py` says
+
 struct Queries {
   const int* lengths;  // of each query's context, its own tokens included
   const int* firsts;   // its first token; one more entry than there are queries
-  int n, group, rows, least, most, window;
+  int n, group, rows, least, most, window, step;
 };
 
 struct Need {
@@ -27,9 +29,9 @@ FN int packed_rows(const Queries& q, int i) {
 }
 
 FN RowTile tile_of(const Queries& q, int i, int row, int packed) {
-  int before = q.lengths[i] - (q.firsts[i + 1] - q.firsts[i]), row_end = min(row + q.rows, packed);
-  int first = q.window > 0 ? max(0, before + row / q.group + 1 - q.window) : 0;
-  return {row, row_end, first / TILE * TILE, before + (row_end - 1) / q.group + 1};
+  int tokens = q.firsts[i + 1] - q.firsts[i], before = q.lengths[i] - tokens, row_end = min(row + q.rows, packed);
+  int token = tokens <= TREE ? 0 : row / q.group, first = q.window > 0 ? max(0, before + token + 1 - q.window) : 0;
+  return {row, row_end, first / q.step * q.step, before + (row_end - 1) / q.group + 1};
 }
 
 FN Need need_of(const Queries& q, int i, int split) {
@@ -73,11 +75,11 @@ template <int THREADS> FN Need before_of(Need mine, Need* sums, Need& total) {
 template <int THREADS>
 __global__ void __launch_bounds__(THREADS)
 attn_plan(const int* __restrict__ lengths, const int* __restrict__ firsts, int n, int group, int rows, int least,
-          int most, int window, int split, int kv_heads, int fill, Work* __restrict__ works, Merge* __restrict__ merges,
+          int most, int window, int step, int split, int kv_heads, int fill, Work* __restrict__ works, Merge* __restrict__ merges,
           int* __restrict__ counts, int work_room, int merge_room) {
   SHARED_MEMORY(shared);
   Need* sums = reinterpret_cast<Need*>(shared);
-  const Queries q = {lengths, firsts, n, group, rows, least, most, window};
+  const Queries q = {lengths, firsts, n, group, rows, least, most, window, step};
   Need total;
   if (split == 0) {
     for (split = 128; split < 1 << 30; split *= 2) {

@@ -40,7 +40,7 @@ from octavo.kernels.cuda.instances import (
     wgmma_serves,
 )
 from octavo.kernels.cuda.library import Function, Library
-from octavo.kernels.cuda.plan import Plan
+from octavo.kernels.cuda.plan import TILE, Plan
 from octavo.kernels.cuda.pool import LatentLayout
 from octavo.kernels.cuda.sources import Instance
 
@@ -244,6 +244,7 @@ class Kernels:
         split: int,
         fill: int = 0,
         window: int = 0,
+        step: int = TILE,
         least: int = 1,
         most: int = _MANY,
     ) -> None:
@@ -258,7 +259,7 @@ class Kernels:
                 *_pointers(lengths, firsts),
                 *(
                     _i32(n)
-                    for n in (len(lengths), group, into.rows, least, most, window, split, into.part_lse.shape[1])
+                    for n in (len(lengths), group, into.rows, least, most, window, step, split, into.part_lse.shape[1])
                 ),
                 _i32(fill),
                 *_pointers(into.works, into.merges, into.counts),

@@ -17,6 +17,10 @@ import numpy.typing as npt
 Ints: TypeAlias = npt.NDArray[np.int32]
 
 TILE = 16
+ROUND = 4 * TILE
+"""Keys in which each warp of the decode kernel has its tile, or two."""
+TREE = 64
+"""Tokens of a drafted tree at most, the one that it hangs on included: so many bits has a mask."""
 
 
 class Query(NamedTuple):
@@ -44,8 +48,11 @@ class Plan:
     """Works on keys that sequences share, whose parts the merges ask for too."""
 
 
-def plan(queries: list[Query], group: int, rows: int, split: int = 0, window: int = 0) -> Plan:
-    """`split` keys (a multiple of 16) at most for a work; 0 for no splitting. `window` 0 sees everything."""
+def plan(queries: list[Query], group: int, rows: int, split: int = 0, window: int = 0, step: int = TILE) -> Plan:
+    """`split` keys (a multiple of 16) at most for a work; 0 for no splitting. `window` 0 sees everything; with one,
+    works begin at a multiple of `step`: with `ROUND` a key is the same warp's, whatever else is in its work.
+
+    In what may be a tree a token's position is not its cell, and may be its first token's: all see what that sees."""
     if split % TILE:
         raise ValueError(f"split is {split}; it must be a multiple of {TILE}")
     works: list[tuple[int, ...]] = []
@@ -57,8 +64,9 @@ def plan(queries: list[Query], group: int, rows: int, split: int = 0, window: in
         for row in range(0, packed, rows):
             row_end = min(row + rows, packed)
             key_end = before + (row_end - 1) // group + 1
-            first = max(0, before + row // group + 1 - window) if window else 0
-            keys = ranges(first // TILE * TILE, key_end, split)
+            token = 0 if query.tokens <= TREE else row // group
+            first = max(0, before + token + 1 - window) if window else 0
+            keys = ranges(first // step * step, key_end, split)
             for i, (key, end) in enumerate(keys):
                 part = parts + i if len(keys) > 1 else -1
                 works.append((query.table, query.first, row, row_end, key, end, part, 0))

@@ -67,6 +67,13 @@ FN uint32_t high_product(uint32_t a, uint32_t b) {
   return uint32_t((uint64_t)a * b >> 32);
 #endif
 }
+FN int set_bits(uint64_t x) {
+#if DEVICE
+  return __popcll(x);
+#else
+  return __builtin_popcountll(x);
+#endif
+}
 FN float minus_infinity() { return float_of(0xFF800000u); }
 
 // ---- number types

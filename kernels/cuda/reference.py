@@ -37,15 +37,16 @@ def attention(
         if soft_cap:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         position = (n[query.length - query.tokens :] if positions is None else positions[mine]).unsqueeze(1)
+        stands = torch.cat((n[: query.length - query.tokens], position.squeeze(1)))
         if slopes is not None:
-            scores = scores + slopes.double().view(-1, 1, 1) * (n - position)
+            scores = scores + slopes.double().view(-1, 1, 1) * (stands - position)
         hidden = n > position
         if tree is not None:
             mask, start = (one[mine].unsqueeze(1) for one in tree)
             within = (n - start).clamp(0, 63)
             hidden = torch.where((start >= 0) & (n >= start), (mask >> within) & 1 == 0, hidden & (start < 0))
         if window:
-            hidden |= n <= position - window
+            hidden |= stands <= position - window
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
             scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, query.tokens, 1)), dim=-1)

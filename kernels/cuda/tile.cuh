@@ -88,7 +88,8 @@ FN Scores scores_of(float scale, float soft_cap) {
 
 // What a model or a step adds to scores. ALiBi: a slope for each query head, times how far back a key lies. Trees: a
 // token that is a node of a drafted tree sees all keys before `tree_start` of its token, and of the 64 from there on
-// those of its mask. Below 0 it is none. Null pointers are nothing of the kind.
+// those of its mask, one position after the other; a window is longer than that. Below 0 it is none. Null pointers are
+// nothing of the kind.
 struct Bias { const float* slopes; const uint64_t* tree_mask; const int* tree_start; };
 
 // What a warp knows of its 16 query rows. A lane holds rows lane / 4 (half 0) and lane / 4 + 8 (half 1).
@@ -168,6 +169,12 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS, bool BIASED> struct
     }
   }
 
+  // Where a key stands: in its cell, or as many positions after a tree's start as it has nodes before it.
+  FN int position_of(int n, int h) const {
+    if (n < tree_start[h]) return n;
+    return tree_start[h] + set_bits(tree_mask[h] & ((1ull << (n - tree_start[h] & 63)) - 1));
+  }
+
   // Products to weights: scale, cap, hide what a row may not see. `shrink` brings earlier sums to the new maximum.
   template <int TILES> FN void weigh(float (&s)[2 * TILES][4], int key, const Scores& how, float (&shrink)[2]) {
     const int at = key + lane() % 4 * 2;
@@ -185,7 +192,7 @@ template <class T, class KV, int D, bool QUERY_IN_REGISTERS, bool BIASED> struct
         for (int j = 0; j < 2 * TILES; j++)
 #pragma unroll
           for (int e = 0; e < 2; e++)
-            s[j][2 * h + e] = s[j][2 * h + e] * factor + slope[h] * (at + 8 * j + e - here[h]);
+            s[j][2 * h + e] = s[j][2 * h + e] * factor + slope[h] * (position_of(at + 8 * j + e, h) - here[h]);
         factor = 1.f;
       }
       if (BIASED || key < first[h] || key + TILES * TILE - 1 > last[h]) {

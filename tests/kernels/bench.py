@@ -137,6 +137,7 @@ DECODES = {
     "alibi, cap": Case(((1, 130), (2, 40)), alibi=True, soft_cap=5.0),
     "tree": Case(((8, 90), (3, 20), (2, 33)), tree=True),
     "tree, alibi, split, window": Case(((6, 90), (1, 33)), tree=True, alibi=True, split=32, window=60),
+    "tree behind a window's beginning": Case(((48, 190), (1, 33)), tree=True, window=70),
 }
 PREFILLS = {
     "gqa": Case(((70, 130), (5, 5), (1, 40), (33, 33))),

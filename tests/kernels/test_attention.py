@@ -8,7 +8,8 @@ from torch import Tensor
 
 from octavo.kernels.cuda.emulator import Emulator
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS, WGMMA_ROWS, attention_instance
-from octavo.kernels.cuda.plan import Query, plan
+from octavo.kernels.cuda.launch import Step
+from octavo.kernels.cuda.plan import ROUND, Query, plan
 from tests.kernels.bench import BOTH, DECODES, PREFILLS, WGMMAS, WIDTHS, Case, run, wide
 from tests.kernels.conftest import Maker
 from tests.kernels.conftest import made as kernels_of
@@ -67,6 +68,23 @@ def test_a_split_stays_where_it_is_as_a_sequence_grows() -> None:
         assert ranges == [(at, min(at + 64, length)) for at in range(0, length, 64)]
         crowd = plan([Query(0, 1, 1, 99), Query(1, 0, 1, length)], 4, DECODE_ROWS, split=64)
         assert [(int(work[4]), int(work[5])) for work in crowd.works if work[0] == 1] == ranges
+
+
+def test_what_is_alone_is_cut_alike_within_a_window(kernels: Maker) -> None:
+    """Works that begin with a round: a token's numbers do not depend on who is before it in its chunk."""
+    spec = Case(((1, 200),), dtype=torch.float16, kv_dtype=torch.float16, window=60).spec
+    kv, q = torch.randn(2, spec.layout.blocks * 16, 2, 64), torch.randn(200, 4, 64).half()
+    pool, tables, made = spec.layout.pack(kv), torch.arange(spec.layout.blocks).int().unsqueeze(0), kernels(1)
+
+    def attended(first: int, n: int) -> torch.Tensor:
+        step = Step(torch.arange(first, first + n).int(), torch.empty(0), torch.arange(n).int(), tables)
+        staged = made.stage(plan([Query(0, 0, n, first + n)], 2, DECODE_ROWS, 512, 60, ROUND), 2, 64)
+        out = torch.empty(n, 4, 64).half()
+        made.attention(spec, step, staged, q[first : first + n].contiguous(), pool, out)
+        return out
+
+    whole = attended(0, 200)
+    assert all(torch.equal(attended(at, 1)[0], whole[at]) for at in range(60, 200))
 
 
 @pytest.mark.parametrize("window", [0, 1, 20])

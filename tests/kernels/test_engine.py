@@ -144,8 +144,9 @@ def test_guesses_change_no_bit(resident_kernels: Maker, folder: Path, drafter: t
 
 
 @pytest.mark.parametrize("kv", ["auto", "fp8"])
-def test_trees_of_guesses_change_no_bit(resident_kernels: Maker, folder: Path, kv: Kv) -> None:
-    """Guesses in any shape: what was right stays in the cells of its positions, and its log-probabilities with it."""
+def test_trees_of_guesses_change_nothing(resident_kernels: Maker, folder: Path, kv: Kv) -> None:
+    """Guesses in any shape: what was right stays in the cells of its positions, and its log-probabilities with it. To
+    the bit in texts so short, where a warp has but one tile: so in mode `exact`, though it offers no trees."""
     want = Replica(cuda(resident_kernels, folder, mode="exact", kv=kv), policy="off")
     want.run(REQUESTS)
     told = {(tuple(r.ids.tolist()), c): want.said[r.handle, c] for r in REQUESTS for c in range(r.n)}

@@ -178,7 +178,6 @@ def test_latents_that_kernels_cannot_have_are_refused(
 
 
 def test_a_crowd_with_slopes_says_what_each_says_alone(tmp_path: Path, resident_kernels: Maker) -> None:
-    """And no tree is guessed: what is far away is told by cells, which in a tree are not positions."""
     save_family("mpt, capped", tmp_path)
     requests = [asked(i, IDS[: 40 - 3 * i], tokens=9, n=1 + i % 2) for i in range(3)]
 
@@ -186,7 +185,6 @@ def test_a_crowd_with_slopes_says_what_each_says_alone(tmp_path: Path, resident_
         executor = CudaExecutor.on(
             resident_kernels(1), config(tmp_path, tokens=tokens, mode="exact"), torch.float16, Bytes(), again
         )
-        assert not executor.forward.decoder.trees
         replica = Replica(executor, policy="off", **how)
         replica.run(requests)
         return replica
@@ -321,16 +319,17 @@ def test_the_worst_step_is_expanded_and_absorbed(
     assert ran.index(once[0], ran.index(once[2])) > ran.index(once[2])  # and again, beside what came of it
 
 
-def test_trees_of_guesses_over_latents_change_no_bit(tmp_path: Path, resident_kernels: Maker) -> None:
-    """What was right stays in the cells of its positions, and its log-probabilities with it."""
-    save_family("deepseek_v2", tmp_path, **sizes_of("deepseek_v2"))
+@pytest.mark.parametrize("name", ["deepseek_v2", "gemma3", "bloom"])
+def test_trees_of_guesses_change_nothing(name: str, tmp_path: Path, resident_kernels: Maker) -> None:
+    """Over latents, within windows, with slopes: what was right stays in the cells of its positions, and its
+    log-probabilities with it, to the bit in texts so short."""
+    save_family(name, tmp_path, **(sizes_of(name) | ({"sliding_window": 64} if name == "gemma3" else {})))
     settings = config(tmp_path, mode="exact")
     sampling = Sampling(temperature=0.7, seed=3, logprobs=2)
     requests = [asked(0, IDS[:18], tokens=12), asked(1, IDS[:19], tokens=9, sampling=sampling)]
 
     def run(answers: dict[tuple[tuple[int, ...], int], list[int]] | None = None) -> Replica:
         made = CudaExecutor.on(resident_kernels(1), settings, torch.float16, Bytes(), again)
-        assert made.forward.decoder.trees
         given: dict[str, Any] = {}
         if answers is not None:
             given = {"options": {"tokens": 12}}
@@ -347,3 +346,16 @@ def test_trees_of_guesses_over_latents_change_no_bit(tmp_path: Path, resident_ke
     told = [[entry.top_logprobs for entry in replica.logprobs[1, 0] if entry] for replica in (got, want)]
     assert told[0] == told[1]
     assert len(told[0]) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "window", "trees"),
+    [("gemma3", "fast", 64, True), ("gemma3", "fast", 48, False), ("gemma3", "exact", 64, False),
+     ("bloom", "fast", 0, True), ("deepseek_v2", "exact", 0, False)],
+)  # fmt: skip
+def test_where_guesses_may_be_trees(
+    name: str, mode: Mode, window: int, trees: bool, tmp_path: Path, resident_kernels: Maker
+) -> None:
+    save_family(name, tmp_path, **(sizes_of(name) | ({"sliding_window": window} if window else {})))
+    made = CudaExecutor.on(resident_kernels(0), config(tmp_path, mode=mode), torch.float16, Bytes())
+    assert made.forward.decoder.trees is trees

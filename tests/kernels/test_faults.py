@@ -114,6 +114,7 @@ CHECKS: dict[str, Callable[[Kernels], None]] = {
     "sinks split": attention(DECODES["sinks, split on the device"], DECODE_ROWS),
     "biased": attention(DECODES["alibi, cap"], DECODE_ROWS),
     "tree": attention(DECODES["tree"], DECODE_ROWS),
+    "tree far": attention(DECODES["tree, alibi, split, window"], DECODE_ROWS),
     "wgmma": attention(Case(((40, 75),)), WGMMA_ROWS),
     "wgmma ring": attention(WGMMAS["stages go round"], WGMMA_ROWS),
     "wgmma 128": attention(WGMMAS["mqa of 3, fp16, heads of 128"], WGMMA_ROWS),

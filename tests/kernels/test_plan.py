@@ -9,7 +9,7 @@ import torch
 
 from octavo.kernels.cuda.instances import DECODE_ROWS, PREFILL_ROWS
 from octavo.kernels.cuda.launch import Kernels, Staged
-from octavo.kernels.cuda.plan import Query, fitting_split, plan
+from octavo.kernels.cuda.plan import ROUND, TILE, Query, fitting_split, plan
 from tests.kernels.conftest import Maker
 
 GROUP = 3
@@ -20,7 +20,7 @@ def crowd(seed: int, n: int) -> list[Query]:
     """Decodes, short and long chunks, and places that are not taken (no tokens)."""
     chance, made, first = random.Random(seed), [], 0
     for i in range(n):
-        tokens = chance.choice([0, 1, 1, 1, 2, 5, 40])
+        tokens = chance.choice([0, 1, 1, 1, 2, 5, 40, 70])
         made.append(Query(i, first, tokens, tokens + chance.choice([0, 3, 63, 100, 700]) if tokens else 0))
         first += tokens
     return made
@@ -34,8 +34,8 @@ def planned(kernels: Kernels, queries: list[Query], rows: int, works: int = 4000
     return staged
 
 
-def same(staged: Staged, queries: list[Query], rows: int, split: int, window: int) -> None:
-    expected = plan(queries, GROUP, rows, split, window)
+def same(staged: Staged, queries: list[Query], rows: int, split: int, window: int, step: int = TILE) -> None:
+    expected = plan(queries, GROUP, rows, split, window, step)
     assert staged.counts is not None
     assert staged.counts[:3].tolist() == [len(expected.works), len(expected.merges), expected.parts]
     assert staged.works[: len(expected.works)].tolist() == expected.works.tolist()
@@ -47,8 +47,9 @@ def same(staged: Staged, queries: list[Query], rows: int, split: int, window: in
 @pytest.mark.parametrize(("order", "n", "rows"), [(0, 9, DECODE_ROWS), (1, 60, PREFILL_ROWS), (3, 300, DECODE_ROWS)])
 def test_with_a_fixed_split(kernels: Maker, order: int, n: int, rows: int, split: int, window: int) -> None:
     queries = crowd(n, n)
-    staged = planned(kernels(order), queries, rows, split=split, window=window)
-    same(staged, queries, rows, 0 if split == NO_SPLIT else split, window)
+    for step in (TILE, ROUND):
+        staged = planned(kernels(order), queries, rows, split=split, window=window, step=step)
+        same(staged, queries, rows, 0 if split == NO_SPLIT else split, window, step)
 
 
 @pytest.mark.parametrize("fill", [10, 64, 264, 5000])
