@@ -81,7 +81,7 @@ def describe(path: str) -> Described:
     runs = {"native": _natively(checkpoint)}
     refused: dict[str, str] = {}
     for other, beyond, how in (
-        ("cpu", spec.beyond_llama(), "yes, with weights as fp32"),
+        ("cpu", spec.beyond_cpu(), "yes, with weights as fp32"),
         ("cuda", spec.beyond_cuda(), "yes, with a GPU"),
     ):
         if beyond:

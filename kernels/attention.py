@@ -50,6 +50,18 @@ class Gather(NamedTuple):
         return Gather(self.rows.to(device), self.batch, self.key_tiles, [tile.to(device) for tile in self.tiles])
 
 
+class Scoring(NamedTuple):
+    """What becomes of scores x. With a `cap`, cap · tanh(x / cap). `slopes` [Hq] are what each loses for every position
+    from key to query (ALiBi, arXiv 2108.12409); `sinks` [Hq] logits of keys without values (arXiv 2309.17453)."""
+
+    cap: float = 0.0
+    slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+PLAIN = Scoring()
+
+
 def fold(x: Tensor) -> Tensor:
     """Sum over the first dimension, pairing neighbours; appending zeros there changes nothing."""
     while (n := x.shape[0]) > 1:
@@ -59,10 +71,14 @@ def fold(x: Tensor) -> Tensor:
 
 
 def paged_attention(
-    q: Tensor, pool: Tensor, gathers: list[Gather], order: Tensor, kv_heads: int, *, cap: float = 0.0
+    q: Tensor,
+    pool: Tensor,
+    gathers: list[Gather],
+    order: Tensor,
+    kv_heads: int,
+    scoring: Scoring = PLAIN,
 ) -> Tensor:
-    """Attention for q [rows, Hq, d], already scaled, over `pool`; gives [len(order), Hq · d]. With a `cap`, scores x
-    become cap · tanh(x / cap).
+    """Attention for q [rows, Hq, d], already scaled, over `pool`; gives [len(order), Hq · d].
 
     The tiles' queries, one after another, are the results that `order` picks from."""
     head_dim = q.shape[-1]
@@ -71,11 +87,19 @@ def paged_attention(
         kv = pool.index_select(0, gather.rows).view(2, -1)
         keys = kv[0].view(kv_heads * gather.batch, gather.key_tiles * KEYS, head_dim)
         values = kv[1].view(gather.key_tiles, kv_heads * gather.batch, KEYS, head_dim)
-        results += [_tile(q, keys, values, tile, gather.batch, kv_heads, cap) for tile in gather.tiles]
+        results += [_tile(q, keys, values, tile, gather.batch, kv_heads, scoring) for tile in gather.tiles]
     return torch.cat(results).index_select(0, order) if len(results) > 1 else results[0].index_select(0, order)
 
 
-def _tile(q: Tensor, keys: Tensor, values: Tensor, tile: QueryTile, batch: int, kv_heads: int, cap: float) -> Tensor:
+def _tile(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tile: QueryTile,
+    batch: int,
+    kv_heads: int,
+    scoring: Scoring,
+) -> Tensor:
     """One query tile of each of B sequences: [B · Tq, Hq · d]."""
     n, heads, head_dim = tile.key_tiles, q.shape[1], q.shape[2]
     group = heads // kv_heads
@@ -83,12 +107,22 @@ def _tile(q: Tensor, keys: Tensor, values: Tensor, tile: QueryTile, batch: int, 
     rows = queries.shape[1] * group
     queries = queries.permute(2, 0, 1, 3, 4).reshape(kv_heads * batch, rows, head_dim)
     scores = torch.bmm(queries, keys[:, : n * KEYS].transpose(1, 2))
-    if cap:
+    if cap := scoring.cap:
         scores.div_(cap).tanh_().mul_(cap)
-    scores.view(kv_heads, batch, -1, group, n * KEYS).add_(tile.bias)
-    scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    by_head = scores.view(kv_heads, batch, -1, group, n * KEYS)
+    if scoring.slopes is not None:
+        own = (tile.bias == 0).sum(-1, keepdim=True) - 1  # nothing but what comes later is unseen
+        by_head.sub_(scoring.slopes.view(kv_heads, 1, 1, group, 1) * (own - torch.arange(n * KEYS)))
+    by_head.add_(tile.bias)
+    top, sunk = scores.amax(-1, keepdim=True), None
+    if (sinks := scoring.sinks) is not None:
+        sunk = sinks.view(kv_heads, 1, 1, group).expand(-1, batch, rows // group, -1).reshape(kv_heads * batch, rows, 1)
+        top = torch.maximum(top, sunk)
+    scores.sub_(top).exp_()
     weights = scores.view(kv_heads * batch, rows, n, KEYS).permute(2, 0, 1, 3).contiguous()
     total = fold(weights.sum(-1)).unsqueeze(-1)
+    if sunk is not None:
+        total += (sunk - top).exp_()
     mixed = torch.bmm(weights.view(-1, rows, KEYS), values[:n].reshape(-1, KEYS, head_dim))
     out = fold(mixed.view(n, kv_heads * batch, rows, head_dim)) / total
     out = out.view(kv_heads, batch, -1, group, head_dim).permute(1, 2, 0, 3, 4)

@@ -45,6 +45,11 @@ class Linear:
         self._outputs = weight.shape[0]
         self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight
 
+    @property
+    def weight(self) -> Tensor:
+        """[outputs, inputs]."""
+        return self._weight.to_dense() if self._packed else self._weight
+
     def product(self, x: Tensor) -> Tensor:
         """The bare product at exactly x's row count."""
         if self._packed:

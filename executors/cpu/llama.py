@@ -1,4 +1,4 @@
-"""The forward pass of the Llama family over a paged KV pool, in fp32.
+"""The forward pass of the Llama family, and of those with layer norms, over a paged KV pool, in fp32.
 
 A step is a flat set of tokens, whatever mix of chunks and decodes they come from. Every operation works row by row,
 or is one of the two (linears, attention) that are made to; so a token's numbers depend on its own sequence only.
@@ -6,7 +6,9 @@ or is one of the two (linears, attention) that are made to; so a token's numbers
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ from octavo.executors.cpu.linear import Backend, Linear, RowCounts
 from octavo.executors.cpu.lora import Adapted, Packed, rows_by_adapter
 from octavo.executors.loading.peft import Lora
 from octavo.executors.loading.spec import Model, Spec, inverse_frequencies
-from octavo.kernels.attention import paged_attention
+from octavo.kernels.attention import Scoring, paged_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,27 @@ class Arithmetic:
 
 
 @dataclass(frozen=True, slots=True)
+class _Norm:
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
-    attn_norm: Tensor
+    attn_norm: _Norm
     qkv: Linear
     o: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
+    mlp_norm: _Norm
+    rise: Linear
     down: Linear
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
 
 
 def token_bytes(spec: Spec) -> int:
@@ -80,16 +96,24 @@ class Llama:
         def linear(name: str) -> Linear:
             return Linear(weights[f"{name}.weight"], weights.get(f"{name}.bias"), arithmetic.backend)
 
+        def norm(name: str) -> _Norm:
+            return _Norm(weights[name], weights.get(f"{name}.bias"))
+
+        self._rise = "gate_up" if spec.gated else "up"
+        self._activation = _ACTIVATIONS[spec.activation]
+        self._scoring = Scoring(slopes=torch.tensor(spec.slopes) if spec.slopes else None)
         self._embed = weights["embed"]
-        self._norm = weights["norm"]
-        self._head = Linear(weights.get("head.weight", self._embed), None, arithmetic.backend)
+        self._positions = weights.get("positions.weight")
+        self._embed_norm = norm("embed_norm") if spec.embed_norm else None
+        self._norm = norm("norm")
+        self._head = Linear(weights.get("head.weight", self._embed), weights.get("head.bias"), arithmetic.backend)
         self._layers = [
             _Layer(
-                weights[f"{i}.attn_norm"],
+                norm(f"{i}.attn_norm"),
                 linear(f"{i}.qkv"),
                 linear(f"{i}.o"),
-                weights[f"{i}.mlp_norm"],
-                linear(f"{i}.gate_up"),
+                norm(f"{i}.mlp_norm"),
+                linear(f"{i}.{self._rise}"),
                 linear(f"{i}.down"),
             )
             for i in range(spec.layers)
@@ -114,7 +138,7 @@ class Llama:
 
     def embed(self, ids: Tensor) -> Tensor:
         """[n] to [n, hidden]."""
-        return self._embed[ids]
+        return self._embed[ids] * self.spec.embed_scale
 
     def hidden(
         self, layout: Layout, pool: KvPool, layers: int | None = None, taps: dict[int, Tensor] | None = None
@@ -123,7 +147,12 @@ class Llama:
         first so many stand for all. Of the layers that are `taps`, the input goes there."""
         spec, rows = self.spec, self.arithmetic.rows
         cos, sin = self._cos[layout.positions].unsqueeze(1), self._sin[layout.positions].unsqueeze(1)
-        x = self._embed[layout.ids]
+        scale = spec.score_scale or spec.head_dim**-0.5
+        x = self.embed(layout.ids)
+        if self._positions is not None:
+            x = x + self._positions[layout.positions]
+        if self._embed_norm is not None:
+            x = self._normed(x, self._embed_norm)
 
         def linear(matrix: Linear, name: str, given: Tensor) -> Tensor:
             y = matrix(given, rows)
@@ -135,15 +164,21 @@ class Llama:
             if taps is not None and i in taps:
                 taps[i] = x[: layout.tokens]
             heads = linear(layer.qkv, f"{i}.qkv", self._normed(x, layer.attn_norm)).view(len(x), -1, spec.head_dim)
-            rotated = rotate(heads[:, : spec.heads + spec.kv_heads], cos, sin)
+            if spec.qkv_cap:
+                heads = heads.clamp(-spec.qkv_cap, spec.qkv_cap)
+            rotated = heads[:, : spec.heads + spec.kv_heads]
+            if spec.rotation(i) >= 0:
+                rotated = rotate(rotated, cos, sin)
             keys, values = rotated[: layout.tokens, spec.heads :], heads[: layout.tokens, -spec.kv_heads :]
             new = torch.cat((keys, values), dim=1)
             kv.index_copy_(0, layout.writes, new.transpose(0, 1).reshape(-1, spec.head_dim))
-            queries = rotated[:, : spec.heads] * spec.head_dim**-0.5
-            mixed = paged_attention(queries, kv, layout.gathers, layout.order, spec.kv_heads)
-            x = x + linear(layer.o, f"{i}.o", mixed)
-            gate, up = linear(layer.gate_up, f"{i}.gate_up", self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + linear(layer.down, f"{i}.down", F.silu(gate) * up)
+            queries = rotated[:, : spec.heads] * scale
+            mixed = paged_attention(queries, kv, layout.gathers, layout.order, spec.kv_heads, self._scoring)
+            attended = x + linear(layer.o, f"{i}.o", mixed)
+            risen = linear(
+                layer.rise, f"{i}.{self._rise}", self._normed(x if spec.parallel else attended, layer.mlp_norm)
+            )
+            x = attended + linear(layer.down, f"{i}.down", self._activated(risen))
         return self._normed(x, self._norm)[: layout.tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -153,11 +188,21 @@ class Llama:
         padded = torch.cat((hidden, hidden[-1:].expand(padding, -1))) if padding else hidden
         return self._head(padded.contiguous(), rows)[: len(hidden)]
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.norm_eps)
+    def _activated(self, risen: Tensor) -> Tensor:
+        if not self.spec.gated:
+            return self._activation(risen)
+        gate, up = risen.chunk(2, dim=-1)
+        return self._activation(gate) * up
+
+    def _normed(self, x: Tensor, norm: _Norm) -> Tensor:
+        if self.spec.layer_norm:
+            return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, self.spec.norm_eps)
+        return F.rms_norm(x, (x.shape[-1],), norm.weight, self.spec.norm_eps)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [rows, heads, d] by angles [rows, 1, d / 2]; pairs are (i, i + d/2)."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """Rotary embedding of [rows, heads, d] by angles [rows, 1, n]; pairs are (i, i + n), what is beyond stays."""
+    half = cos.shape[-1]
+    first, second = heads[..., :half], heads[..., half : 2 * half]
+    turned = (first * cos - second * sin, second * cos + first * sin, heads[..., 2 * half :])
+    return torch.cat(turned, dim=-1)

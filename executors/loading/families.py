@@ -16,6 +16,18 @@ from octavo.core.models.errors import ModelError
 from octavo.executors.loading.alibi import MPT, bloom, bloom_names, falcon, falcon_names, mpt
 from octavo.executors.loading.checkpoint import Names, split_parts
 from octavo.executors.loading.latent import pairs_last
+from octavo.executors.loading.layered import (
+    OPT,
+    PHI,
+    STARCODER2,
+    gpt_bigcode,
+    gpt_bigcode_names,
+    opt,
+    phi,
+    stablelm,
+    stablelm_names,
+    starcoder2,
+)
 from octavo.executors.loading.rope import Rope, yarn_scale
 from octavo.executors.loading.spec import MOST_HEADS, MOST_LAYERS, Experts, Latent, Spec
 
@@ -300,6 +312,9 @@ _FAMILIES: dict[str, tuple[_Facts, Names | Callable[[Spec], Names]]] = {
     "qwen2": (_qwen, LLAMA),
     "qwen3": (_qwen3, LLAMA),
     "phi3": (_mistral, LLAMA),
+    "seed_oss": (_llama, LLAMA),
+    "ministral": (_mistral, LLAMA),
+    "cwm": (_mistral, LLAMA),
     "smollm3": (_smollm3, LLAMA),
     "gemma": (_gemma, _GEMMA),
     "gemma2": (_gemma2, _GEMMA2),
@@ -313,12 +328,22 @@ _FAMILIES: dict[str, tuple[_Facts, Names | Callable[[Spec], Names]]] = {
     "bloom": (bloom, bloom_names),
     "mpt": (mpt, MPT),
     "falcon": (falcon, falcon_names),
+    "starcoder2": (starcoder2, STARCODER2),
+    "gpt_bigcode": (gpt_bigcode, gpt_bigcode_names),
+    "phi": (phi, PHI),
+    "stablelm": (stablelm, stablelm_names),
+    "opt": (opt, OPT),
 }
-_KEYS = {
-    "gpt2": {
-        "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
-        "n_positions": "max_position_embeddings", "n_inner": "intermediate_size", "activation_function": "hidden_act",
-    },
+_OF_GPT2 = {
+    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings", "n_inner": "intermediate_size", "activation_function": "hidden_act",
+}  # fmt: skip
+_KEYS: dict[str, dict[str, str]] = {
+    "gpt2": _OF_GPT2,
+    "gpt_bigcode": _OF_GPT2,
+    "opt": {"ffn_dim": "intermediate_size", "activation_function": "hidden_act"},
+    "phi": {},
+    "stablelm": {},
     "bloom": {
         "n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
         "seq_length": "max_position_embeddings",
@@ -333,6 +358,8 @@ _KEYS = {
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "bloom": {"max_position_embeddings": 2048},
     "falcon": {"max_position_embeddings": 2048, "hidden_act": "gelu"},
+    "phi": {"partial_rotary_factor": 0.5},
+    "stablelm": {"partial_rotary_factor": 0.25},
 }
 
 

@@ -31,7 +31,7 @@ def load_model(files: ModelFiles) -> Model:
 
 def plain(checkpoint: Checkpoint) -> Model:
     """As `in_fp32`; raises `ModelError` for what goes beyond Llama."""
-    if beyond := checkpoint.spec.beyond_llama():
+    if beyond := checkpoint.spec.beyond_cpu():
         raise ModelError(f'the model has {beyond}, which this executor does not; run it with executor.kind = "native"')
     return in_fp32(checkpoint)
 

@@ -27,7 +27,10 @@ _IGNORED = re.compile(
 """Tensors that a folder may have without use: derived ones, the head of a model that ties it to its embedding, scales
 for 8-bit activations and KV of others."""
 _BLOCK = re.compile(r"(^|\.)(layers|h|blocks)\.\d+\.")
-_TIED = ("gemma", "gemma2", "gemma3_text", "gpt2", "smollm3", "bloom", "mpt", "falcon")
+_TIED = (
+    "gemma", "gemma2", "gemma3_text", "gpt2", "smollm3", "bloom", "mpt", "falcon", "starcoder2", "opt",
+    "gpt_bigcode",
+)  # fmt: skip
 """Families whose head is the embedding unless the config says otherwise."""
 _KINDS = {"F32": GgmlType.F32, "F16": GgmlType.F16, "BF16": GgmlType.BF16}
 _FP8 = ("F8_E4M3", "F8_E5M2")

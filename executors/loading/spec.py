@@ -169,24 +169,17 @@ class Spec:
     def rotation(self, layer: int) -> int:
         return self.rotations[layer] if self.rotations else 0
 
-    def beyond_llama(self) -> str | None:
+    def beyond_cpu(self) -> str | None:
         """What of this model the torch executors do not have, in a few words."""
         if any(0 < window < self.context for window in self.windows):
             return "sliding-window attention"
         for there, what in (
-            (self.slopes, "scores that fall with distance (ALiBi)"),
             (self.latent, "latent attention (MLA)"),
             (self.experts, "a mixture of experts"),
-            (self.layer_norm, "layer norms"),
-            (self.learned_positions, "learned positions"),
             (self.head_norms, "normed queries and keys"),
             (self.post_norms, "norms after attention and MLP"),
-            (self.parallel, "attention and MLP side by side"),
-            (not self.gated or self.activation != "silu", f"an MLP with {self.activation} that is not a gated silu"),
             (self.score_cap or self.logit_cap, "soft caps"),
-            (self.score_scale or self.embed_scale != 1, "scaled embeddings or scores"),
-            (self.local_rope is not None or any(self.rotations), "layers that rotate differently"),
-            (self.rope.dims not in (0, self.head_dim), "heads that are rotated in part"),
+            (self.local_rope is not None, "layers that rotate differently"),
             (self.rope.scale != 1, f"{self.rope.kind} rotary embedding with scaled angles"),
         ):
             if there:

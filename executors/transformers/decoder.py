@@ -17,15 +17,15 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.generic import ModelOutput
 
-from octavo.core.models.errors import ModelError
 from octavo.executors.cpu.layout import Layout, PoolShape, Span, build
 from octavo.executors.cpu.linear import Linear
 from octavo.executors.cpu.llama import Arithmetic, KvPool
 from octavo.executors.loading.spec import Spec
-from octavo.kernels.attention import Gather, QueryTile, paged_attention
+from octavo.executors.transformers.look import Rule, body, layer_of
+from octavo.kernels.attention import Gather, QueryTile, Scoring, paged_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class RowLinear(nn.Module):
@@ -36,6 +36,11 @@ class RowLinear(nn.Module):
         self.linear = Linear(weight, bias, arithmetic.backend)
         self.rows = arithmetic.rows
 
+    @property
+    def weight(self) -> Tensor:
+        """For those who read it beside."""
+        return self.linear.weight
+
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         missing = self.rows.padded(len(flat)) - len(flat)
@@ -44,7 +49,7 @@ class RowLinear(nn.Module):
 
 
 class _Base(nn.Module):
-    """The model without its head; gives `given` instead of computing it, if there is any."""
+    """The part that gives the last hidden states; gives `given` instead of computing it, if there is any."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -52,6 +57,13 @@ class _Base(nn.Module):
         self.given: Tensor | None = None
         self._kind: type[ModelOutput] = ModelOutput
         """Of its last output: what follows may read fields that only this kind has."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Heads may read more of it than its output."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
 
     def forward(self, *arguments: Any, **named: Any) -> ModelOutput:
         if self.given is not None:
@@ -65,7 +77,7 @@ def linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, Tensor |
     """Every linear layer: its parent, its name there, weight [out, in] and bias."""
     for parent in model.modules():
         for name, child in parent.named_children():
-            if isinstance(child, nn.Linear):
+            if isinstance(child, nn.Linear) and type(child).forward is nn.Linear.forward:  # others give more
                 yield parent, name, child.weight.data, None if child.bias is None else child.bias.data
             elif isinstance(child, Conv1D):
                 yield parent, name, child.weight.data.t().contiguous(), child.bias.data
@@ -74,15 +86,19 @@ def linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, Tensor |
 class Decoder:
     """Takes the model over. `spec` has the shape of its KV: narrower heads are padded with zeros."""
 
-    def __init__(self, model: PreTrainedModel, spec: Spec, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self, model: PreTrainedModel, spec: Spec, rules: Sequence[Rule | None], arithmetic: Arithmetic
+    ) -> None:
         self.spec = spec
+        self._rules = rules
         self.arithmetic = arithmetic
         self._one_by_one = arithmetic.rows.counts == (1,)
         self._model = model
-        for parent, name, weight, bias in list(linears(model)):
-            setattr(parent, name, RowLinear(weight, bias, arithmetic))
-        self._base = _Base(getattr(model, model.base_model_prefix))
-        setattr(model, model.base_model_prefix, self._base)
+        owner, name, inner = body(model)
+        for parent, child, weight, bias in list(linears(model)):
+            setattr(parent, child, RowLinear(weight, bias, arithmetic))
+        self._base = _Base(inner)
+        setattr(owner, name, self._base)
         self._step: _Step | None = None
         name = f"octavo-{id(self)}"  # the library's table is one for the process, and we are bound to this pool
         AttentionInterface.register(name, self._attend)
@@ -100,7 +116,7 @@ class Decoder:
         states = []
         tapped: dict[int, list[Tensor]] = {layer: [] for layer in taps or ()}
         for layout in layouts:
-            self._step = _Step(layout, pool, self.spec)
+            self._step = _Step(layout, pool)
             out = self._base(
                 input_ids=layout.ids[None], position_ids=layout.positions[None], attention_mask=None, use_cache=False,
                 output_hidden_states=bool(taps),
@@ -135,67 +151,50 @@ class Decoder:
         value: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
-        sliding_window: int | None = None,
         softcap: float | None = None,
+        s_aux: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """As the library calls it: query [1, Hq, rows, d], key and value [1, Hkv, rows, ·]; gives [1, rows, Hq, dv]."""
-        step = self._step
+        """As the library calls it: query [1, Hq, rows, d], key and value [1, Hkv, rows, ·]; gives [1, rows, Hq, dv].
+        `s_aux` [Hq] are logits of keys without values. Its windows are in the rules."""
+        step, layer = self._step, layer_of(module)
         assert step is not None  # the library asks for attention only within `hidden`
-        head_dim, width = self.spec.head_dim, value.shape[-1]
+        head_dim, heads, width = self.spec.head_dim, query.shape[1], value.shape[-1]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        query, key, value = (F.pad(x, (0, head_dim - x.shape[-1])) for x in (query, key, value))
-        kv = step.pool.layers[int(getattr(module, "layer_idx"))]  # noqa: B009 - nn.Module types it as a Tensor
+        missing = self.spec.kv_heads - key.shape[1]  # in layers that have fewer than others
+        more = missing * (heads // key.shape[1])
+        query, key, value = (
+            F.pad(x, (0, head_dim - x.shape[-1], 0, 0, 0, n))
+            for x, n in ((query, more), (key, missing), (value, missing))
+        )
+        kv = step.pool.layers[layer]
         new = torch.cat((key[0], value[0]))[:, : step.layout.tokens]
         kv.index_copy_(0, step.layout.writes, new.reshape(-1, head_dim))
-        queries = query[0].transpose(0, 1) * scale
-        gathers = step.gathers(sliding_window or 0)
-        mixed = paged_attention(queries, kv, gathers, step.layout.order, self.spec.kv_heads, cap=softcap or 0.0)
-        return mixed.view(1, len(queries), -1, head_dim)[..., :width], None
+        sinks = None if s_aux is None else F.pad(s_aux.reshape(-1), (0, more))
+        scoring = Scoring(softcap or 0.0, sinks=sinks)
+        gathers, order = step.gathers(self._rules[layer]), step.layout.order
+        mixed = paged_attention(query[0].transpose(0, 1) * scale, kv, gathers, order, self.spec.kv_heads, scoring)
+        return mixed.view(1, -1, heads + more, head_dim)[:, :, :heads, :width], None
 
 
 class _Step:
-    """What one pass is about: its layout, and what of it each width of window sees."""
+    """What one pass is about: its layout, and what of it each rule lets see."""
 
-    def __init__(self, layout: Layout, pool: KvPool, spec: Spec) -> None:
+    def __init__(self, layout: Layout, pool: KvPool) -> None:
         self.layout = layout
         self.pool = pool
-        self._gathers = {0: layout.gathers}
+        self._gathers: dict[Rule | None, list[Gather]] = {None: layout.gathers}
 
-    def gathers(self, window: int) -> list[Gather]:
-        """With a window, a token sees so many positions, its own included."""
-        if window not in self._gathers:
-            self._gathers[window] = [
-                gather._replace(tiles=[_windowed(tile, window) for tile in gather.tiles])
-                for gather in self.layout.gathers
+    def gathers(self, rule: Rule | None) -> list[Gather]:
+        if rule not in self._gathers:
+            self._gathers[rule] = [
+                gather._replace(tiles=[_ruled(tile, rule) for tile in gather.tiles]) for gather in self.layout.gathers
             ]
-        return self._gathers[window]
+        return self._gathers[rule]
 
 
-def _windowed(tile: QueryTile, window: int) -> QueryTile:
-    seen = (tile.bias == 0).sum(-1, keepdim=True)  # causal: the positions up to its own
-    near = torch.arange(tile.bias.shape[-1]) >= seen - window
-    return tile._replace(bias=tile.bias.masked_fill(~near, -torch.inf))
-
-
-def kv_shape(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Layers, key heads and the wider of key's and value's head sizes, as the model's own attention has them.
-
-    Raises `ModelError` for a model that does not let others do its attention, or whose layers differ."""
-    calls: list[tuple[int, int, int]] = []
-
-    def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-        calls.append((int(getattr(module, "layer_idx")), key.shape[1], max(key.shape[-1], value.shape[-1])))  # noqa: B009
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
-
-    AttentionInterface.register("octavo-look", look)
-    model.set_attn_implementation("octavo-look")
-    with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
-    layers, shapes = sorted(call[0] for call in calls), {call[1:] for call in calls}
-    if layers != list(range(len(calls))) or len(shapes) != 1:
-        raise ModelError(
-            f"of the {model.config.num_hidden_layers} layers of this {model.config.model_type} model, {len(calls)} let "
-            f"others do their attention, of {len(shapes)} shapes; all must, and of one"
-        )
-    return len(calls), *shapes.pop()
+def _ruled(tile: QueryTile, rule: Rule | None) -> QueryTile:
+    assert rule is not None
+    positions = (tile.bias == 0).sum(-1, keepdim=True) - 1  # causal: a query sees the positions up to its own
+    there = rule(0, 0, positions, torch.arange(tile.bias.shape[-1]))
+    return tile._replace(bias=tile.bias.masked_fill(~there, -torch.inf))

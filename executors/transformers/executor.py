@@ -7,6 +7,7 @@ company, bit for bit; and it must be what the library's own attention gives, wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +32,8 @@ from octavo.executors.loading.fingerprint import fingerprint
 from octavo.executors.loading.rope import Rope
 from octavo.executors.loading.spec import Spec
 from octavo.executors.threads import default_threads
-from octavo.executors.transformers.decoder import Decoder, kv_shape, linears
+from octavo.executors.transformers.decoder import Decoder, linears
+from octavo.executors.transformers.look import Seen, look
 
 _MODE = b"transformers fp32"
 _SAMPLE = 12
@@ -88,10 +90,11 @@ def _checked(model: PreTrainedModel, make: Callable[[], PreTrainedModel]) -> tup
     ids = torch.arange(_SAMPLE) * 7919 % int(model.config.get_text_config().vocab_size)
     with torch.inference_mode():
         expected = _library_logits(model, ids)
-        spec = _spec(model)
-        candidates = list(_arithmetics(model, spec))
+        seen = look(model)
+        spec = _spec(model, seen)
+        candidates = list(_arithmetics(model, spec, seen))
         for arithmetic in candidates:
-            decoder = Decoder(model, spec, arithmetic)
+            decoder = Decoder(model, spec, seen.rules, arithmetic)
             if probe.independent(decoder):
                 break
             model = make()
@@ -102,8 +105,8 @@ def _checked(model: PreTrainedModel, make: Callable[[], PreTrainedModel]) -> tup
         off = float((_own_logits(decoder, ids) - expected).abs().max() / expected.abs().max())
     if not off <= _TOLERANCE:
         raise ModelError(
-            f"this {spec.architecture} model attends in a way that is not known here: its logits are {off:.1e} of the "
-            f"largest away from those of the library's own attention, {_TOLERANCE:.0e} are allowed"
+            f"this {spec.architecture} model attends in a way that is not known here, or keeps more than keys and "
+            f"values: its logits are {off:.1e} of the largest away from the library's own, {_TOLERANCE:.0e} are allowed"
         )
     return spec, decoder
 
@@ -129,31 +132,37 @@ def _content(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".bin"))
 
 
-def _spec(model: PreTrainedModel) -> Spec:
-    layers, kv_heads, head_dim = kv_shape(model)
+def _spec(model: PreTrainedModel, seen: Seen) -> Spec:
     config: PretrainedConfig = model.config.get_text_config()
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    given: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     context = int(getattr(config, "max_position_embeddings", 0))
-    if rope.get("rope_type") in _STRETCHED:
-        context = int(rope.get("original_max_position_embeddings") or context)
+    for rope in (given, *(each for each in given.values() if isinstance(each, dict))):  # some have one by kind of layer
+        if rope.get("rope_type") in _STRETCHED:
+            original = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            context = min(context, int(original or context))
     return Spec(
         architecture=config.model_type,
         vocab_size=int(config.vocab_size),
         hidden=int(config.hidden_size),
-        layers=layers,
-        heads=int(config.num_attention_heads),
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        inner=int(getattr(config, "intermediate_size", None) or config.hidden_size),
+        layers=len(seen.rules),
+        heads=seen.kv_heads * max(seen.groups),
+        kv_heads=seen.kv_heads,
+        head_dim=seen.head_dim,
+        inner=int(config.hidden_size),
         norm_eps=0.0,
         context=context,
         rope=Rope(1.0),
     )
 
 
-def _arithmetics(model: PreTrainedModel, spec: Spec) -> Iterator[Arithmetic]:
+def _arithmetics(model: PreTrainedModel, spec: Spec, seen: Seen) -> Iterator[Arithmetic]:
     """From the fastest to the surest: row counts that agree with each other; one count for all; a token at a time."""
-    if not (tiles := probe.equal_tiles(spec)):
+    shared = set.intersection(
+        *(set(probe.equal_tiles(replace(spec, heads=group * spec.kv_heads))) for group in set(seen.groups))
+    )
+    if not (tiles := tuple(sorted(shared))):
         return
     shapes = {tuple(weight.shape): (weight, bias) for _, _, weight, bias in linears(model)}
     backends = [b for b in (Backend.PACKED, Backend.PLAIN) if b is Backend.PLAIN or torch._C._has_mkldnn]

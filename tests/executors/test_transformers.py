@@ -13,13 +13,17 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
     BloomConfig,
     CohereConfig,
     DeepseekV3Config,
+    DogeConfig,
     Gemma2Config,
     GPT2Config,
+    GptOssConfig,
     Llama4TextConfig,
     MambaConfig,
+    OPTConfig,
     PreTrainedConfig,
     StableLmConfig,
 )
@@ -50,6 +54,16 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "scaled logits, parallel blocks": lambda: CohereConfig(**SMALL),
     "partial rotation": lambda: StableLmConfig(**SMALL),
+    "chunks, experts": lambda: Llama4TextConfig(
+        **SMALL, head_dim=8, intermediate_size_mlp=48, num_local_experts=2, attention_chunk_size=20,
+        layer_types=["chunked_attention", "full_attention"],
+    ),
+    "sinks, windows": lambda: GptOssConfig(
+        **SMALL, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=20, rope_parameters=None,
+    ),
+    "a decoder within": lambda: OPTConfig(
+        **(SMALL | {"bos_token_id": 1, "pad_token_id": 0}), ffn_dim=48, word_embed_proj_dim=32,
+    ),
     "latent attention, experts": lambda: DeepseekV3Config(
         **(SMALL | {"num_key_value_heads": 4}),
         kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, v_head_dim=12, qk_nope_head_dim=8,
@@ -130,8 +144,8 @@ def _piece(sequence: Sequence) -> tuple[Sequence, int]:
     [
         (BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=VOCAB), "bloom model"),
         (MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=VOCAB), "mamba model"),
-        (Llama4TextConfig(**SMALL, head_dim=8, intermediate_size_mlp=48, num_local_experts=2),
-         "llama4_text model cannot be run by transformers here: .* no attribute 'language_model'"),
+        (BertConfig(**SMALL | {"pad_token_id": 0}), "layer 0 of this bert model lets tokens see later ones"),
+        (DogeConfig(**SMALL), "layer 0 of this doge model attends by a mask of its own making"),
     ],
 )  # fmt: skip
 def test_who_keeps_attention_to_itself_is_refused_by_name(tmp_path: Path, config: PreTrainedConfig, why: str) -> None:

@@ -34,6 +34,8 @@ def _like(model: type[Any], config: type[Any], **changes: Any) -> Make:
     def make(**sizes: Any) -> PreTrainedModel:
         settings = {key: value for key, value in (_SMALL | changes).items() if value != "absent"}
         settings |= {key: sizes[key] for key in settings.keys() & sizes.keys()}
+        if "word_embed_proj_dim" in settings:  # OPT's embeddings, as wide as the rest
+            settings["word_embed_proj_dim"] = settings["hidden_size"]
         made: PreTrainedModel = model(config(**({"attn_implementation": "eager"} | settings)))
         return made
 
@@ -174,6 +176,26 @@ FAMILIES: dict[str, Make] = {
         t.FalconForCausalLM, t.FalconConfig, **_SLOPES, multi_query=False, parallel_attn=False, bias=True
     ),
     "falcon with slopes, side by side": _like(t.FalconForCausalLM, t.FalconConfig, **_SLOPES),
+    "starcoder2": _like(t.Starcoder2ForCausalLM, t.Starcoder2Config, sliding_window=30),
+    "gpt_bigcode": _like(
+        t.GPTBigCodeForCausalLM, t.GPTBigCodeConfig, n_embd=48, n_layer=2, n_head=6, n_positions=256,
+        **dict.fromkeys(_SMALL.keys() - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}, "absent"),
+    ),
+    "gpt_bigcode, keys for each head": _like(
+        t.GPTBigCodeForCausalLM, t.GPTBigCodeConfig, n_embd=48, n_layer=2, n_head=6, n_positions=256, multi_query=False,
+        **dict.fromkeys(_SMALL.keys() - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}, "absent"),
+    ),
+    "phi": _like(t.PhiForCausalLM, t.PhiConfig, num_key_value_heads=6, hidden_size=96),
+    "stablelm": _like(t.StableLmForCausalLM, t.StableLmConfig, hidden_size=96),
+    "stablelm, side by side": _like(
+        t.StableLmForCausalLM, t.StableLmConfig, hidden_size=96, use_parallel_residual=True, use_qkv_bias=True
+    ),
+    "opt": _like(
+        t.OPTForCausalLM, t.OPTConfig, intermediate_size="absent", num_key_value_heads="absent", ffn_dim=80,
+        word_embed_proj_dim=48,
+    ),
+    "seed_oss": _like(t.SeedOssForCausalLM, t.SeedOssConfig, head_dim=16),
+    "ministral": _like(t.MinistralForCausalLM, t.MinistralConfig, sliding_window=37, head_dim=16),
     "linear rope": _llama(rope_type="linear", factor=4.0),
     "llama3 rope": _llama(
         rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
