@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.executors.cuda.attention import HeadAttention
-from octavo.executors.cuda.expansion import Expansion, expands
+from octavo.executors.cuda.expansion import Expansion, expands, reach
 from octavo.executors.cuda.experts import Mixture, reads_back
 from octavo.executors.cuda.latent import LatentAttention, PerHead
 from octavo.executors.cuda.linear import Linear
@@ -72,8 +72,12 @@ class Decoder:
         *,
         exact: bool,
         kv: torch.dtype | None = None,
+        context: int | None = None,
+        chunk: int | None = None,
     ) -> None:
-        """KV is in `kv`, or as the numbers are. Raises `ValueError` for shapes that kernels cannot have."""
+        """KV is in `kv`, or as the numbers are. Texts of up to `context` tokens (None: the model's), chunks of up to
+        `chunk` (None: whole texts) have memory to be expanded. Raises `ValueError` for shapes that kernels cannot
+        have."""
         spec, device = model.spec, kernels.device
         self.spec, self.kernels, self.dtype, self.exact = spec, kernels, dtype, exact
         self._kv = kv or dtype
@@ -100,7 +104,7 @@ class Decoder:
             for table in (angles(rope, spec.head_dim, spec.context) for rope in spec.ropes)
         ]
         turns.append(torch.empty(spec.context, 0, device=device))  # the last: layers that rotate nothing
-        self.expansion = self._expansion()
+        self.expansion = self._expansion(chunk or spec.context, min(context or spec.context, spec.context))
         """Of latents, for long chunks; None where all are absorbed."""
         self._layers = [
             _Layer(
@@ -197,11 +201,12 @@ class Decoder:
         x = self.embedded(torch.where(ids < 0, self.said[ids.clamp(max=-1)], ids))
         return x if self._places is None else x + self._places[step.positions]
 
-    def _expansion(self) -> Expansion | None:
+    def _expansion(self, chunk: int, context: int) -> Expansion | None:
         spec, layout = self.spec, self.layout(1)
         if spec.latent is None or not isinstance(layout, LatentLayout) or self.exact or not expands(spec.latent):
             return None
-        return Expansion(self.kernels, layout, spec.latent, spec.heads, self._scale, spec.context)
+        longest = reach(spec.latent, chunk, context)
+        return Expansion(self.kernels, layout, spec.latent, spec.heads, self._scale, longest) if longest else None
 
     @property
     def _scale(self) -> float:

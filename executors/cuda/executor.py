@@ -110,7 +110,10 @@ class CudaExecutor:
             raise ModelError(f"kv.tokens = {config.kv.tokens} holds no block of kv.block_size = {size} tokens")
         with torch.inference_mode():
             try:
-                decoder = Decoder(model, kernels, dtype, size, exact=mode == "exact", kv=kv)
+                context, chunk = config.model.context, config.scheduler.chunk_budget
+                decoder = Decoder(
+                    model, kernels, dtype, size, exact=mode == "exact", kv=kv, context=context, chunk=chunk
+                )
                 block_bytes = spec.layers * decoder.layout(1).block_bytes
                 decoder.allocate(1)
             except ValueError as error:

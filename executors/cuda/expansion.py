@@ -12,6 +12,7 @@ nothing but its sequence.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -37,6 +38,16 @@ def pays(latent: Latent, tokens: int, length: int) -> bool:
     through = 2 * latent.rank * (latent.kept + latent.values)
     absorbed = pairs * (4 * latent.rank + 2 * latent.rotated) + tokens * through
     return pairs * 4 * width(latent) + length * through < absorbed
+
+
+def reach(latent: Latent, chunk: int, context: int) -> int:
+    """The longest context, `context` at most, of which up to `chunk` tokens are ever expanded; 0 if none is."""
+    tokens = min(chunk, context, ROOM)
+    if tokens <= TREE:
+        return 0
+    lengths = range(tokens, min(context, ROOM) + 1)
+    pay = bisect_left(lengths, True, key=lambda length: not pays(latent, tokens, length))
+    return lengths[pay - 1] if pay else 0
 
 
 def width(latent: Latent) -> int:
@@ -118,10 +129,11 @@ class Divided:
 class Expansion:
     """Memory for keys and values of heads, the same for every layer, and what is expanded of the pass under way."""
 
-    def __init__(self, kernels: Kernels, layout: LatentLayout, latent: Latent, heads: int, scale: float, context: int):
+    def __init__(self, kernels: Kernels, layout: LatentLayout, latent: Latent, heads: int, scale: float, longest: int):
+        """Contexts of up to `longest` tokens are expanded."""
         self.kernels, self.layout, self.latent, self.heads, self._scale = kernels, layout, latent, heads, scale
         self.width = width(latent)
-        self.longest = min(ROOM, _tiles(context) * TILE)
+        self.longest = min(ROOM, _tiles(longest) * TILE)
         self.now: Divided | None = None
         each = min(ROOM, self.longest * heads)
 

@@ -108,8 +108,9 @@ class Stacks:
             raise ModelError(f"the draft model {files.model_id} has {beyond}, which this executor does not")
         try:
             decoder = Decoder(
-                in_fp32(checkpoint), target.kernels, target.dtype, target.block_size, exact=target.exact, kv=self._kv
-            )
+                in_fp32(checkpoint), target.kernels, target.dtype, target.block_size, exact=target.exact, kv=self._kv,
+                context=self._facts.context,
+            )  # fmt: skip
             decoder.layout(1)
         except ValueError as error:
             raise ModelError(f"{files.model_id} cannot run on CUDA kernels: {error}") from error

@@ -22,7 +22,7 @@ def need_trees(host: Host, drafter: str) -> None:
     if not host.trees:
         raise ModelError(
             f"this executor verifies chains of guesses, no trees: take the drafter {drafter} with "
-            "speculation.options.width = 1, or executor.kind = native or cpu"
+            "speculation.options.width = 1, or executor.kind = native"
         )
 
 

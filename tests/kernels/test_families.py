@@ -274,7 +274,9 @@ def test_a_crowd_whose_prompts_are_expanded_says_what_it_does_absorbed(
     expanded: list[int] = []
 
     def run(mode: Mode) -> Replica:
-        made = CudaExecutor.on(resident_kernels(1), config(tmp_path, mode=mode), torch.float16, Bytes(), again)
+        settings = config(tmp_path, mode=mode)
+        settings = replace(settings, scheduler=replace(settings.scheduler, chunk_budget=80))
+        made = CudaExecutor.on(resident_kernels(1), settings, torch.float16, Bytes(), again)
         if (found := made.forward.decoder.expansion) is not None:
             attend = found.attention
 
@@ -291,6 +293,21 @@ def test_a_crowd_whose_prompts_are_expanded_says_what_it_does_absorbed(
     assert not expanded
     assert run("fast").said == want
     assert len(expanded) >= 8
+
+
+def test_memory_to_expand_is_taken_for_what_can_come(tmp_path: Path, resident_kernels: Maker) -> None:
+    """None where chunks are too short; else for contexts as long as they may be, in whole tiles."""
+    save_family("deepseek_v2", tmp_path, **(sizes_of("deepseek_v2") | EXPANDED))
+    settings, found = config(tmp_path), []
+    for chunk, context in ((64, 200), (80, 200), (80, 70)):
+        how = {
+            "scheduler": replace(settings.scheduler, chunk_budget=chunk),
+            "model": replace(settings.model, context=context),
+        }
+        made = CudaExecutor.on(resident_kernels(0), replace(settings, **how), torch.float16, Bytes())
+        expansion = made.forward.decoder.expansion
+        found.append(0 if expansion is None else expansion.longest)
+    assert found == [0, 208, 80]
 
 
 def test_the_worst_step_is_expanded_and_absorbed(

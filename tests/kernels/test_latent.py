@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.executors.cuda import expansion
 from octavo.executors.cuda.batch import build
-from octavo.executors.cuda.expansion import Expansion, pays, share, shares
+from octavo.executors.cuda.expansion import Expansion, pays, reach, share, shares
 from octavo.executors.loading.spec import Latent
 from octavo.executors.residents import Span, slots_of
 from octavo.kernels.cuda import reference
@@ -146,6 +146,24 @@ def test_it_pays_to_expand_when_there_are_fewer_products() -> None:
         assert pays(latent, tokens, prefix + tokens) == (pairs * 2 * (192 + 192) + (prefix + tokens) * made < absorbed)
     assert next(tokens for tokens in range(180, 190) if pays(latent, tokens, 10**7 + tokens)) == 187
     assert all(pays(latent, tokens, tokens) for tokens in range(1, 300))
+
+
+def test_there_is_room_for_the_longest_context_that_is_expanded_and_no_longer_one() -> None:
+    latent = Latent(512, 64, 128, 128)
+    assert [reach(latent, chunk, 10**6) for chunk in (1, 64, 187, 10**6)] == [0, 0, 1 << 17, 1 << 17]
+    assert [reach(latent, chunk, 3000) for chunk in (64, 256, 8192)] == [0, 3000, 3000]
+    assert reach(latent, 8192, 64) == 0
+    for chunk in (65, 100, 130, 150):
+        longest = reach(latent, chunk, 10**6)
+        assert chunk < longest < 10**4
+        paid = [
+            n
+            for tokens in (65, max(65, chunk - 20), chunk)
+            for n in range(tokens, 2 * longest)
+            if pays(latent, tokens, n)
+        ]
+        assert max(paid) <= longest
+        assert pays(latent, chunk, longest)
 
 
 def test_what_is_expanded_at_once_has_room() -> None:
