@@ -30,6 +30,7 @@ TRACE_COMMANDS = "octavo.trace"
 """What else can be done with a run: below `octavo trace`."""
 FAILED = 1
 MISUSED = 2
+INTERRUPTED = 130
 
 ConfigFile = Annotated[Path | None, Parameter(name="--config", help="a TOML file")]
 Sets = Annotated[list[str] | None, Parameter(name="--set", negative=(), help="a value of the document: kv.tokens=4096")]
@@ -279,6 +280,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ModelError, PluginError) as error:
         print(f"octavo: {error}", file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:  # before the command had begun, or where it has nothing to say about it
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has enough; without this, Python would complain once more when it closes the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,17 +15,19 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from octavo.core.config.schema import Config
 
 KEPT_RUNS = 5
-"""Folders of finished runs that are kept for their traces."""
+"""Folders of finished runs that are kept for their traces; those of starts that failed are the first to go."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """daemon.json. `address` is the HTTP server's, None without one. `started` is in seconds since the epoch."""
+    """daemon.json. `address` is the HTTP server's, None without one. `started` is in seconds since the epoch. `ready`
+    says that it could serve at some time, not that it can now."""
 
     pid: int
     birth: int
@@ -34,6 +36,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     address: str | None
     run_dir: str
+    ready: bool = False
 
     @property
     def path(self) -> Path:
@@ -103,12 +106,19 @@ def write(path: Path, config: Config, *, model: str, pid: int) -> RunInfo:
 
 def relocate(path: Path, address: str) -> None:
     """The HTTP server listens here: with port 0 only it knows."""
+    _amend(path, address=address)
+
+
+def served(path: Path) -> None:
+    """The run became ready: its trace is worth more than that of a start that failed."""
+    _amend(path, ready=True)
+
+
+def _amend(path: Path, **fields: Any) -> None:
     info = read(path)
     if info is not None:
-        _private(
-            path / "daemon.json",
-            msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(info, address=address))),
-        )
+        amended = msgspec.structs.replace(info, **fields)
+        _private(path / "daemon.json", msgspec.json.format(msgspec.json.encode(amended)))
 
 
 def _private(path: Path, data: bytes) -> None:
@@ -132,7 +142,7 @@ def read_config(path: Path) -> Config:
 
 
 def runs() -> list[RunInfo]:
-    """All runs under the common base, newest first, finished ones too."""
+    """All runs under the common base, newest first, finished ones too, and starts that failed."""
     parent = base()
     found = [read(path) for path in parent.iterdir()] if parent.is_dir() else []
     return sorted((info for info in found if info is not None), key=lambda info: info.started, reverse=True)
@@ -160,7 +170,7 @@ def remove_sockets(path: Path) -> None:
 def sweep(parent: Path) -> None:
     """Remove the folders of dead daemons, but for the newest few, whose traces may still be read."""
     dead = [info for path in parent.iterdir() if (info := read(path)) is not None and not info.alive()]
-    dead.sort(key=lambda info: info.started, reverse=True)
+    dead.sort(key=lambda info: (info.ready, info.started), reverse=True)
     for info in dead[:KEPT_RUNS]:
         remove_sockets(info.path)
     for info in dead[KEPT_RUNS:]:

@@ -103,6 +103,6 @@ def _from_hub(repo_id: str) -> Path:
     except (NetworkError, OSError) as error:
         raise ModelError(
             f"{repo_id} is not (wholly) on this machine and could not be fetched from the hub: "
-            f"{(str(error) or type(error).__name__).splitlines()[0]} "
+            f"{(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}. "
             "Connect to the network (and unset HF_HUB_OFFLINE), or name a folder or GGUF file that is here."
         ) from error

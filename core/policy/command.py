@@ -61,7 +61,7 @@ def shadow(setting: str | None, options: Sequence[str], run: Path | None) -> int
     """Start one beside the live policy of its group; "off" ends all; without a setting, tell what they have found."""
     info = _daemon(run)
     if setting is None:
-        found = findings.read_all(info.path)
+        found = findings.read_fresh(info.path)
         print(
             "\n\n".join(map(findings.text, found)) or "no policy has run in the shadow; octavo policy shadow GROUP=NAME"
         )
@@ -73,6 +73,8 @@ def shadow(setting: str | None, options: Sequence[str], run: Path | None) -> int
         group, name, chosen = _chosen(setting, options)
         findings.forget(info.path, group)
         _tell(info, SetShadow(group=group, name=name, options=chosen))
+        if not findings.begun(info.path, group):
+            raise PluginError(f"the shadow's process has not begun within {findings.BEGIN_S:g} s: see the daemon's log")
         print(
             f"{name} answers beside the live {group} policy, without effect; `octavo policy shadow` tells what it finds"
         )

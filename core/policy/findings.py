@@ -16,6 +16,10 @@ from octavo.core.rundir import process_birth
 FIRST = 3
 """Differences of each kind, and bad answers, that are kept in words."""
 STALE_S = 5.0
+REPORT_S = 0.5
+"""How often one that runs writes down what it has found."""
+BEGIN_S = 10.0
+POLL_S = 0.02
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +79,27 @@ def read_all(run_dir: Path) -> list[Findings]:
         except FileNotFoundError:
             continue
     return found
+
+
+def read_fresh(run_dir: Path) -> list[Findings]:
+    """The same up to now: what a shadow was told lately is in its next report. One that can say nothing any more is not
+    waited for."""
+    asked = time.time()
+    while True:
+        found = read_all(run_dir)
+        if all(one.updated >= asked or not one.running for one in found) or time.time() > asked + 2 * REPORT_S:
+            return found
+        time.sleep(POLL_S)
+
+
+def begun(run_dir: Path, group: str) -> bool:
+    """Wait until the shadow that was just asked for listens; False if it does not begin."""
+    asked = time.time()
+    while not _path(run_dir, group).exists():
+        if time.time() > asked + BEGIN_S:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def forget(run_dir: Path, group: str) -> None:

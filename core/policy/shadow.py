@@ -27,7 +27,7 @@ from octavo.core.plugins import PluginError
 from octavo.core.policy import PolicyHost, copies, load_policies
 from octavo.core.policy.compare import compare
 from octavo.core.policy.copies import Copy, Drafted, Ranked, Selected, Split, Told, Victims
-from octavo.core.policy.findings import FIRST, Findings, Seen, write
+from octavo.core.policy.findings import FIRST, REPORT_S, Findings, Seen, write
 from octavo.core.policy.load import load_policy
 from octavo.core.policy.tap import QUEUE
 from octavo.core.policy.watch import Watch
@@ -35,7 +35,6 @@ from octavo.core.process import tie_to_parent
 from octavo.core.rundir import read_config
 from octavo.core.trace.catalogue import PolicyRejected, PolicyTripped
 
-REPORT_S = 0.5
 LATEST = 10_000
 """Calls whose times are kept."""
 NO_LIMIT_NS = 10**15

@@ -294,6 +294,7 @@ class SupervisorCore:
             actor_generation=actor.generation,
             took_ns=took_ns,
             how="" if facts is None else facts.executor,
+            drafter="" if facts is None else facts.drafter,
         )
         set_up: list[ToMember] = [*self._policies.of(actor.role), *self._shadows.of(actor.role)]
         if self._weights is not None and actor.role in WEIGHING:

@@ -24,12 +24,13 @@ from anyio.abc import Process
 
 from octavo.core import control, rundir, wire
 from octavo.core.config.schema import Config
-from octavo.core.control import Ready, SetShadow
+from octavo.core.control import READY, Ready, SetShadow
 from octavo.core.messages import Role
 from octavo.core.policy.watch import forget_asked, read_asked
 from octavo.core.supervisor.actions import Action, EndShadow, Kill, Note, Say, Spawn, StartShadow, Stop, Tell
 from octavo.core.supervisor.core import SupervisorCore
 from octavo.core.supervisor.table import CHILDREN
+from octavo.core.trace.catalogue import ServiceState
 from octavo.core.trace.emit import Emitter
 from octavo.core.trace.log import configure_log, log
 
@@ -48,10 +49,10 @@ def serve(config: Config) -> int:
     try:
         run_dir = rundir.create(config)
         wire.control_endpoint(run_dir)
+        rundir.write(run_dir, config, model=config.model.name or config.model.path, pid=os.getpid())
     except (OSError, ValueError) as error:
         log().error(str(error))
         return 1
-    rundir.write(run_dir, config, model=config.model.name or config.model.path, pid=os.getpid())
     with Emitter(run_dir, Role.SUPERVISOR, config.trace) as events:
         try:
             return anyio.run(_run, config, run_dir, events)
@@ -146,10 +147,17 @@ class Supervisor:
             log().warning(f"undecodable control message: {error}")
             return True
         if isinstance(message, Ready) and message.address is not None:
-            rundir.relocate(self._run_dir, message.address)
+            self._leave_word(partial(rundir.relocate, self._run_dir, message.address))
             log().info(f"listening on {message.address}")
         await self._do(partial(self._core.heard, identity, message, time.monotonic_ns()))
         return True
+
+    def _leave_word(self, write: Callable[[], None]) -> None:
+        """Change daemon.json. On a full disk it stays as it was: no reason to serve nobody."""
+        try:
+            write()
+        except OSError as error:
+            log().warning(f"{self._run_dir}/daemon.json cannot be brought up to date: {error}")
 
     # ── what is to be done ───────────────────────────────────────────────────────────────────────
 
@@ -173,6 +181,8 @@ class Supervisor:
                 self._tell(identity, message)
             case Note(event):
                 self._events.emit(event)
+                if isinstance(event, ServiceState) and event.state == READY:
+                    self._leave_word(partial(rundir.served, self._run_dir))
             case Say(level, text):
                 getattr(log(), level)(text)
             case Stop():

@@ -440,13 +440,14 @@ class ActorStarted(Event, frozen=True, kw_only=True, tag="actor.started"):
 
 
 class ActorReady(Event, frozen=True, kw_only=True, tag="actor.ready"):
-    """It has loaded, `took_ns` after its start. `how` is how an executor computes."""
+    """It has loaded, `took_ns` after its start. `how` is how an executor computes, `drafter` who guesses for it."""
 
     actor: str
     pid: int
     actor_generation: int
     took_ns: int
     how: str = ""
+    drafter: str = ""
 
 
 class ActorStalled(Event, frozen=True, kw_only=True, tag="actor.stalled"):
@@ -490,7 +491,8 @@ class WireDropped(Event, frozen=True, kw_only=True, tag="wire.dropped"):
 
 
 class RecordEnded(Event, frozen=True, kw_only=True, tag="record.ended"):
-    """The actor's recording has reached `trace.record_bytes`: what came until then, `bytes` of it, can be replayed."""
+    """The actor's recording has reached `trace.record_bytes`, or found the disk full: what came until then, `bytes` of
+    it, can be replayed."""
 
     bytes: int
 

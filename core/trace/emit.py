@@ -1,7 +1,7 @@
 """Writes events as JSON lines, one file an actor, without ever making the emitter wait.
 
-Emission puts the event into a bounded queue; a thread of its own renders and writes. What finds the queue full is
-counted and reported as a `wire.dropped` of peer "trace". Knows every event only as a struct of the catalogue.
+Emission puts the event into a bounded queue; a thread of its own renders and writes. What finds the queue full, or the
+disk, is counted and reported as a `wire.dropped` of peer "trace". Knows every event only as a struct of the catalogue.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 import structlog
@@ -29,6 +30,7 @@ from octavo.core.trace.catalogue import (
     StepPlanned,
     WireDropped,
 )
+from octavo.core.trace.log import log
 
 QUEUE_LIMIT = 20_000
 """Events that may wait for the writer."""
@@ -90,8 +92,8 @@ class Emitter:
         self._queue.put((at_ns or now_ns, now_ns - (at_ns or now_ns), self.generation, event))
 
     def defer(self, write: Callable[[], None]) -> bool:
-        """Have the writer's thread call this, after what was emitted before. False if its queue is full, or if there is
-        no trace. Never blocks."""
+        """Have the writer's thread call this, after what was emitted before. It must not raise. False if its queue is
+        full, or if there is no trace. Never blocks."""
         if self._thread is None or self._queue.qsize() >= self._limit:
             return False
         self._queue.put(write)
@@ -124,12 +126,10 @@ class Emitter:
     def _write(self) -> None:
         """Wakes now and then and writes all that has come: handing the interpreter over for every single event would
         cost the emitter more than the events do."""
-        with self._path.open("ab+") as file:
-            if _is_cut(file):
-                file.write(b"\n")
-            log = structlog.wrap_logger(_Sink(file), processors=[_render], wrapper_class=_Log)
-            log = log.bind(source=b'"role":"%b","replica":%d' % (self._role.encode(), self._replica))
-            open_, rest_s = True, REST_S
+        with self._path.open("ab+", buffering=0) as file:
+            events = structlog.wrap_logger(_Sink(file), processors=[_render], wrapper_class=_Log)
+            events = events.bind(source=b'"role":"%b","replica":%d' % (self._role.encode(), self._replica))
+            open_, rest_s, lost = True, REST_S, 0
             while open_:
                 rest_s = REST_S if self._queue.empty() else min(2 * rest_s, MOST_REST_S)
                 come: list[Emitted] = []
@@ -141,10 +141,25 @@ class Emitter:
                         open_ = False
                     else:
                         item()
-                log.lines(come)
-                file.flush()
+                if come:
+                    lost = self._written(events, come, lost)
                 if open_:
                     self._closing.wait(rest_s)
+
+    def _written(self, events: Any, come: list[Emitted], lost: int) -> int:
+        """How many events are lost now, of these and of those before. A full disk takes what comes meanwhile, no more:
+        the log says so at once, and the trace itself as soon as there is room."""
+        told = come
+        if lost:
+            why = f"up to {lost} events: they could not be written"
+            told = [(come[0][0], 0, come[0][2], WireDropped(peer="trace", why=why)), *come]
+        try:
+            events.lines(told)
+        except OSError as error:
+            if not lost:
+                log().warning(f"{self._path} cannot be written, events are lost: {error}")
+            return lost + len(come)
+        return 0
 
 
 class _Log(structlog.BoundLoggerBase):
@@ -167,13 +182,22 @@ def _render(_logger: Any, _method: str, fields: Any) -> bytes:
 
 
 class _Sink:
-    """The logger under structlog. It does not flush, as structlog's own does with every line."""
+    """The logger under structlog: whole lines, many at a time, into a file without a buffer."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.write = file.write
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self._cut = _is_cut(file)
+
+    def write(self, lines: bytes) -> None:
+        """Raises OSError if they could not all be written. Where that cut one, the next ones begin on a line of their
+        own."""
+        rest = memoryview(b"\n" + lines if self._cut else lines)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+            self._cut = bool(rest)
 
 
-def _is_cut(file: BinaryIO) -> bool:
+def _is_cut(file: FileIO) -> bool:
     """Whether the last line was left unfinished, by a process that died at it."""
     if file.seek(0, os.SEEK_END) == 0:
         return False

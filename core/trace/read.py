@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Union
 
 import msgspec
 
-from octavo.core.rundir import runs
+from octavo.core.rundir import base, runs
 from octavo.core.trace.catalogue import Common, Event, catalogue
 
 
@@ -36,15 +36,16 @@ _event: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Union[tuple(catalogue
 
 
 def find(run: Path | None) -> Path:
-    """The run folder that is meant: this one, or that of the newest run."""
+    """The run folder that is meant: this one, or that of the newest run that could serve. Only if there is none, that
+    of the newest start."""
     if run is not None:
         if not any(run.glob("trace-*.jsonl")):
             raise NoSuchRun(f"there is no trace in {run}")
         return run
-    newest = next(iter(runs()), None)
-    if newest is None:
-        raise NoSuchRun("no run found")
-    return newest.path
+    known = runs()
+    if not known:
+        raise NoSuchRun(f"there is no run in {base()}; if yours has another run_dir, name it with --run")
+    return next((info for info in known if info.ready), known[0]).path
 
 
 def lines(run_dir: Path) -> Iterator[dict[str, Any]]:

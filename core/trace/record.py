@@ -2,8 +2,8 @@
 
 A file an actor, of length-prefixed msgpack frames: `Started` when a core was made (anew for every generation), then an
 `Applied` for every message it took. What it answered is kept as a digest. A full queue loses frames, and with them the
-replay from there on: a `Lost` says so. A recording ends at a bound, for the rest of the run: it would fill the disk of
-whoever forgot it. What there is of it is replayed as any other.
+replay from there on: a `Lost` says so. A recording ends at a bound or with a full disk, for the rest of the run: it
+would fill the disk of whoever forgot it. What there is of it is replayed as any other.
 
     record-scheduler-0.bin:  length (4 bytes, little-endian) | frame | length | frame | …
 
@@ -26,6 +26,7 @@ from octavo.core.machine import Outputs
 from octavo.core.messages import Body, Facts, Message, Role, decode, encode
 from octavo.core.trace.catalogue import RecordEnded
 from octavo.core.trace.emit import Emitter
+from octavo.core.trace.log import log
 
 _LENGTH = struct.Struct("<I")
 
@@ -148,4 +149,14 @@ class Recorder:
         if self._full or self._size + _LENGTH.size + len(body) > self._limit:
             self._full = True
             return
-        self._size += self._file.write(_LENGTH.pack(len(body)) + body)
+        data = _LENGTH.pack(len(body)) + body
+        try:
+            whole = self._file.write(data) == len(data)
+        except OSError:
+            whole = False
+        if whole:
+            self._size += len(data)
+        else:  # a full disk is a bound, too
+            log().warning(f"{self._file.name} ends here: it cannot be written any more")
+            self._full = True
+            self._file.truncate(self._size)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from octavo.core.trace.catalogue import (
     ActorExited,
+    ActorReady,
     Event,
     RequestAdmitted,
     RequestBlocked,
@@ -86,6 +87,8 @@ class Run:
         self.admissions: list[tuple[int, RequestAdmitted]] = []
         self.owners: dict[tuple[int, int], Who] = {}
         """By the scheduler's generation and open_id."""
+        self.drafter = ""
+        """Who guesses tokens ahead; "" where nobody does, or where the executor's start is not in the lines."""
         self._by_number: dict[int, StepRecord] = {}
         """The last plan of each number: a new generation of the scheduler counts anew."""
         self._blocked: list[tuple[int, RequestBlocked]] = []
@@ -152,6 +155,8 @@ class Run:
             self.steps.append(record)
         elif isinstance(event, ActorExited):
             self.exits.append((line.ts_ns, event))
+        elif isinstance(event, ActorReady):
+            self.drafter = event.drafter or self.drafter
         else:
             self._take_step(line, event)
 

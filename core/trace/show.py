@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from octavo.core.rundir import runs
 from octavo.core.trace.catalogue import RequestMatched, RequestPreempted, RequestTaken
 from octavo.core.trace.life import QUEUEING, Life, Piece, lives
 from octavo.core.trace.read import NoSuchRun, find, lines, records
@@ -16,7 +17,7 @@ from octavo.core.trace.run import Run
 __all__ = ["describe", "lines", "request_life", "show", "tell"]
 
 _COMMON = ("ts_ns", "spent_ns", "role", "replica", "generation", "event", "request_id")
-_API_PREFIX = re.compile(r"^(chatcmpl|cmpl)-")
+_API_PREFIX = re.compile(r"^(chatcmpl-|cmpl-|resp_)")
 SHOWN_IDS = 4
 SLOW_CLIENT_NS = 20_000_000
 """A client that lets a row lie for longer is called slow."""
@@ -61,7 +62,7 @@ def _is_part(name: str, wanted: str) -> bool:
 
 
 def _chain(run: Run, life: Life) -> list[str]:
-    out = [f"request {life.who.request_id}  choice {life.who.choice}{_traced(life)}", f"  {_fate(life)}"]
+    out = [f"request {life.who.request_id}  choice {life.who.choice}{_traced(life)}", f"  {_fate(run, life)}"]
     total = sum(piece.took_ns for piece in life.pieces)
     phases = " + ".join(f"{name} {ms(took)}" for name, took in life.phases().items())
     out.append(f"  E2E {ms(total)} ms = {phases}")
@@ -95,14 +96,15 @@ def _traced(life: Life) -> str:
     return trace + (f"  tenant {life.tenant}" if life.tenant else "")
 
 
-def _fate(life: Life) -> str:
+def _fate(run: Run, life: Life) -> str:
     done = life.finished
     if done is None:
         return life.finish or "not finished"
     again = f", preempted {done.preemptions} times" if done.preemptions else ""
     spare = f", {done.dropped} computed in vain" if done.dropped else ""
     if done.drafted:
-        spare += f", {done.accepted} of {done.drafted} guesses right"
+        by = f" by {run.drafter}" if run.drafter else ""
+        spare += f", {done.accepted} of {done.drafted} guesses{by} right"
     return (
         f"{life.finish or done.finish}: {done.prompt_tokens} prompt tokens ({done.cached} from the cache), "
         f"{done.output_tokens} output tokens{spare}{again}"
@@ -231,15 +233,24 @@ def _field(key: str, value: Any) -> str:
 
 
 def show(request_id: str, run: Path | None, *, events: bool = False) -> int:
-    """Print why a request took as long as it did, or its plain events; 1 if there is no such run or request."""
+    """Print why a request took as long as it did, or its plain events; 1 if there is no such run or request. Without
+    `run` it is looked for in all that there are, in the newest first."""
 
     def text(path: Path) -> list[str]:
-        plain = describe(request_life(path, engine_id(request_id))) if events else tell(Run(records(path)), request_id)
-        if not plain:
-            raise NoSuchRun(f"request {request_id} is not in the trace of {path}")
-        return plain
+        others = [] if run is not None else [info.path for info in runs() if info.path != path]
+        for folder in (path, *others):
+            if told := _of(folder, request_id, events):
+                return told
+        looked = f"{path} and {len(others)} more" if others else str(path)
+        raise NoSuchRun(f"request {request_id} is not in the trace of {looked}")
 
     return printed(run, text)
+
+
+def _of(path: Path, request_id: str, events: bool) -> list[str]:
+    if events:
+        return describe(request_life(path, engine_id(request_id)))
+    return tell(Run(records(path)), request_id)
 
 
 def printed(run: Path | None, text: Callable[[Path], list[str]]) -> int:

@@ -7,7 +7,8 @@ Some of it is measured, some follows from other figures (estimated), and some no
              weights             measured: what loading added, less the adapters
              adapters            computed: LoRA adapters as they are held
              KV pool             estimated: pages are taken when they are first written, so the blocks ever in use
-             activations         estimated: what is left, with what the libraries keep for themselves (workspace)
+             activations         estimated: what is left, with what the libraries keep for themselves (workspace) and
+                                 what a drafter remembers
              workspace           unobservable: libraries do not say
     device   total               measured: what torch's allocator holds
              KV pool             computed: the pool is taken at once

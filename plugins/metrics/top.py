@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live as Screen
 from rich.panel import Panel
 from rich.table import Table
@@ -40,13 +40,16 @@ def command(
         print(f"octavo: {none_runs(run)}", file=sys.stderr)
         return 1
     live = Live(info)
-    with Screen(_look(live, info), auto_refresh=False, screen=not once) as screen:
-        while not once and info.alive():
-            time.sleep(every)
-            try:
+    if once:
+        Console().print(_look(live, info))
+        return 0
+    with Screen(_look(live, info), auto_refresh=False, screen=True) as screen:
+        try:
+            while info.alive():
+                time.sleep(every)
                 screen.update(_look(live, info), refresh=True)
-            except KeyboardInterrupt:
-                break
+        except KeyboardInterrupt:
+            pass
     return 0
 
 

@@ -6,14 +6,18 @@ ones must have the same distribution, place by place, which a two-sample test lo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from octavo.core.client.llm import LLM
+from octavo.core.client.stream import ClientError
 from octavo.core.messages import Usage
 from octavo.plugins.speculation.homogeneity import homogeneity
+
+FAILED = 1
 
 PROMPTS = (
     "List the numbers from one to twenty in words: one, two, three, four,",
@@ -76,10 +80,14 @@ def speculation(
     if verification == "coupled":
         modes["sampled"] = SAMPLED
     counted = draws if verification == "rejection" else 0
-    print(f"{model} answers without guesses ...", flush=True)
-    plain, plain_draws, _ = _answers(model, common, modes, tokens, counted, 0)
-    print(f"{model} answers with {drafter}, {guesses} guesses a step, verified {verification} ...", flush=True)
-    ours, our_draws, made = _answers(model, {**common, **drafting}, modes, tokens, counted, draws)
+    try:
+        print(f"{model} answers without guesses ...", flush=True)
+        plain, plain_draws, _ = _answers(model, common, modes, tokens, counted, 0)
+        print(f"{model} answers with {drafter}, {guesses} guesses a step, verified {verification} ...", flush=True)
+        ours, our_draws, made = _answers(model, {**common, **drafting}, modes, tokens, counted, draws)
+    except ClientError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return FAILED
     print(
         f"\nAnswers of up to {tokens} tokens, token by token, to {len(PROMPTS)} prompts, {' and '.join(modes)}"
         f"{_told(SAMPLED) * ('sampled' in modes)}:\n"
@@ -106,7 +114,7 @@ def speculation(
     if not drafted:
         print("  so nothing is shown: this drafter guessed nothing")
     print("holds" if sound and drafted else "does not hold")
-    return 0 if sound and drafted else 1
+    return 0 if sound and drafted else FAILED
 
 
 def _told(sampling: Mapping[str, Any]) -> str:

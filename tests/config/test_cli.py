@@ -58,6 +58,14 @@ def test_misuse_is_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err
 
 
+def test_an_interrupt_while_a_command_is_still_looked_up_causes_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("octavo.core.cli.build", interrupted)
+    assert main(["chat"]) == 130
+
+
 def test_help_imports_nothing_that_a_command_drives() -> None:
     script = "import sys; from octavo.core.cli import main; main(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=60, check=True)

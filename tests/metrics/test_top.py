@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
 
+from octavo.core import rundir
+from octavo.core.config.schema import Config
 from octavo.core.rundir import RunInfo
 from octavo.plugins.metrics.live import Figures, Percentiles, Policy, Pool, Process
 from octavo.plugins.metrics.top import command, draw, silent
@@ -72,3 +75,15 @@ def test_a_daemon_that_is_silent_is_said_to_be() -> None:
 def test_without_a_daemon_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(run=tmp_path, once=True) == 1
     assert "no daemon runs in" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it_quietly_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = rundir.write(tmp_path, Config(), model="ghost", pid=os.getpid())
+    monkeypatch.setattr("octavo.plugins.metrics.top.ask", lambda info: None)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupted)
+    assert run.alive()
+    assert command(run=tmp_path) == 0

@@ -111,6 +111,31 @@ def test_a_recording_ends_at_its_bound_with_an_event_and_what_there_is_can_be_re
     assert ended == 2 * [path.stat().st_size]
 
 
+def test_a_full_disk_ends_a_recording_at_its_last_whole_frame(tmp_path: Path) -> None:
+    """The disk takes three whole frames and a half."""
+    with recording(tmp_path) as (_, recorder):
+        file = recorder._file
+        path = record_path(tmp_path, Role.KV)
+
+        class Full:
+            name, truncate = file.name, file.truncate
+
+            def write(self, frame: bytes) -> int:
+                return file.write(frame[: max(0, 7 * len(frame) // 2 - path.stat().st_size)])
+
+            close = file.close
+
+        recorder._file = Full()  # type: ignore[assignment]
+        for now in range(10):
+            recorder.applied(now, Tick(), NOTHING)
+    told = [frame.now_ns for frame in frames(path) if isinstance(frame, Applied)]
+    assert told == [0, 1, 2]
+    sizes = {path.stat().st_size}
+    with recording(tmp_path):
+        sizes.add(path.stat().st_size)
+    assert len(sizes) == 1, "nothing is left of a fourth"
+
+
 def test_a_recorded_run_is_a_workload_with_its_choices_stops_and_cancels(tmp_path: Path) -> None:
     def asked(name: str, at_ns: int, n: int = 1) -> Enqueue:
         return Enqueue(

@@ -9,6 +9,7 @@ import pytest
 
 from octavo.core.client.llm import LLM
 from octavo.core.policy.command import change
+from octavo.core.trace.show import engine_id
 from tests.processes.daemon import Daemon, daemon, eventually
 
 PROMPTS = [
@@ -84,11 +85,14 @@ def test_usage_tells_what_became_of_a_requests_guesses(guessing: Daemon, path: s
     else:
         asked |= {"prompt": said} if path == "completions" else {"messages": [{"role": "user", "content": said}]}
         asked |= {"max_tokens": 40}
-    before = len(guessing.events("request.finished"))
     body = httpx.post(f"{guessing.info().address}/v1/{path}", json=asked, timeout=60).raise_for_status().json()
     usage = body["usage"].get("completion_tokens_details") or body["usage"]["output_tokens_details"]
-    eventually("the trace tells it too", lambda: len(guessing.events("request.finished")) > before)
-    done = guessing.events("request.finished")[-1]
+    asked_as = engine_id(body["id"])
+
+    def finished() -> dict[str, object] | None:
+        return next((one for one in guessing.events("request.finished") if one["request_id"] == asked_as), None)
+
+    done = eventually("the trace tells it too", finished)
     drafted, accepted = int(str(done["drafted"])), int(str(done["accepted"]))
     assert drafted > 0
     assert usage["accepted_prediction_tokens"] == accepted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from octavo.plugins.speculation.command import speculation
 from octavo.plugins.speculation.homogeneity import Homogeneity, homogeneity
 
 
@@ -27,3 +28,8 @@ def test_samples_of_two_distributions_are_told_apart() -> None:
 @pytest.mark.parametrize(("statistic", "degrees", "p"), [(18.307, 10, 0.05), (37.57, 20, 0.01), (10.83, 1, 0.001)])
 def test_levels_are_those_of_the_tables(statistic: float, degrees: int, p: float) -> None:
     assert Homogeneity(statistic, degrees).p == pytest.approx(p, rel=0.2)
+
+
+def test_a_daemon_that_does_not_start_is_told_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert speculation(drafter="ngram", model="/no/such.gguf") == 1
+    assert "there is no model '/no/such.gguf'" in capsys.readouterr().err

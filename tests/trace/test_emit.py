@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -82,6 +85,47 @@ def test_a_full_queue_drops_events_counts_them_and_says_so(tmp_path: Path, monke
     dropped = [event for event in events if event["event"] == "wire.dropped"]
     assert [event["why"] for event in dropped] == ["5 events: the writer's queue of 10 was full"]
     assert len(events) - len(dropped) == 1 + 10
+
+
+ON_A_FULL_DISK = """
+import io, resource, sys, time
+from pathlib import Path
+from octavo.core.config.schema import TraceConfig
+from octavo.core.messages import Role
+from octavo.core.trace.catalogue import WireDropped
+from octavo.core.trace.emit import Emitter
+from octavo.core.trace.log import configure_log
+
+sys.stderr = io.StringIO()
+configure_log("kv", "info")
+path, room = Path(sys.argv[1]), int(sys.argv[2])
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, unlimited[1]))
+with Emitter(path, Role.KV, TraceConfig()) as emitter:
+    for number in range(20):
+        emitter.emit(WireDropped(peer="x", why=str(number)))
+    while "events are lost" not in sys.stderr.getvalue():
+        time.sleep(0.01)
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    emitter.emit(WireDropped(peer="x", why="heard again"))
+print(sys.stderr.getvalue())
+"""
+
+
+def test_a_full_disk_costs_the_events_that_find_no_room_and_no_others(tmp_path: Path) -> None:
+    """A bound of the file's size stands for the disk's: writes are cut and refused in the same way."""
+    ran = subprocess.run(
+        [sys.executable, "-c", ON_A_FULL_DISK, tmp_path, "1000"], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("events are lost") == 1
+    whys = [event["why"] for event in lines(tmp_path)]
+    before = [why for why in whys if why.isdigit()]
+    assert before == [str(number) for number in range(len(before))]
+    assert 0 < len(before) < 20
+    confessed, after = whys[len(before) :]
+    assert re.fullmatch(r"up to (1\d|20) events: they could not be written", confessed)
+    assert after == "heard again"
 
 
 def test_a_requests_life_is_told_over_all_files_in_order_of_time(

@@ -14,6 +14,7 @@ import pytest
 
 from octavo.core import rundir
 from octavo.core.config.schema import Config, ModelConfig
+from octavo.core.trace import read
 
 
 @pytest.fixture
@@ -74,6 +75,27 @@ def test_dead_runs_are_swept_but_for_the_newest_few(base: Path, dead_pid: int) -
         rundir.write(dead[-1], Config(), model="ghost", pid=dead_pid)
     fresh = rundir.create(Config())
     assert set(base.iterdir()) == {living, fresh, *dead[-rundir.KEPT_RUNS :]}
+
+
+def test_starts_that_failed_push_no_run_out(base: Path, dead_pid: int) -> None:
+    ran = rundir.create(Config())
+    rundir.write(ran, Config(), model="ghost", pid=dead_pid)
+    rundir.served(ran)
+    for _ in range(rundir.KEPT_RUNS + 1):
+        failed = rundir.create(Config())
+        rundir.write(failed, Config(), model="ghost", pid=dead_pid)
+    rundir.create(Config())
+    assert ran.is_dir()
+    assert read.find(None) == ran, "the trace of a start that failed tells nothing of requests"
+
+
+def test_without_a_run_that_served_the_newest_start_is_read(base: Path, dead_pid: int) -> None:
+    with pytest.raises(read.NoSuchRun, match=str(base)):
+        read.find(None)
+    for _ in range(2):
+        path = rundir.create(Config())
+        rundir.write(path, Config(), model="ghost", pid=dead_pid)
+    assert read.find(None) == path
 
 
 def test_a_configured_folder_in_use_is_refused_with_the_pid(tmp_path: Path, dead_pid: int) -> None:
