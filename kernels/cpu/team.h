@@ -1,11 +1,12 @@
 // Threads that run a job of phases, each of so many chunks. No job is ever waited for by a thread that has nothing of it.
 //
-// One word says where the job is: {epoch | phase | claims}. A thread claims a chunk by moving the word on; who finishes
-// the last chunk of a phase opens the next. So a phase ends when its chunks are done and not when all threads have come:
-// one that the system has put aside while it held no chunk delays nobody, and a late one finds another epoch and goes.
-// Which chunk a claim is for, the word leaves open: of each phase every thread has chunks of its own, side by side, and
-// takes them in order, so that what it reads goes on where it stopped; then it takes others'.
-// Within a phase threads wait briefly by spinning, then yield; between jobs they spin, then sleep.
+// One word says which phase is open: {epoch | phase}. Of each phase every thread has chunks of its own, side by side, and
+// takes them in order, so that what it reads goes on where it stopped; then it takes others'. A word for each thread says
+// how many of its chunks are taken. Who brings the last chunks of a phase opens the next. So a phase ends when its chunks
+// are done and not when all threads have come: one that the system has put aside while it held no chunk delays nobody, and
+// a late one finds another epoch and goes.
+// Within a phase threads wait briefly by spinning, then yield; between jobs they spin, then sleep. Who waits for one that
+// the system has put aside while it held chunks gives it its core, and waits for that one's.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -15,6 +16,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "place.h"
 
 namespace octavo {
 
@@ -56,21 +59,28 @@ public:
     void run(Job& job, const std::vector<uint32_t>& chunks, double* seconds = nullptr);
 
 private:
+    struct alignas(64) Own {
+        std::atomic<uint64_t> word{0};  // {epoch | phase | how many of the thread's chunks are taken}
+        // Apart from the word, which others read in each phase:
+        alignas(64) std::atomic<bool> holds{false};  // chunks that are not done, or is about to open the next phase
+        std::atomic<uint64_t> worked{0};  // at the last look of one that waits: see `Place::worked`
+        Place place;
+    };
+
     // What a chunk throws ends the process: nobody could say that the chunk is done, and the next job would count it.
     void work(int thread, uint32_t epoch) noexcept;
     void serve(int thread);
-    uint32_t take(int thread, uint64_t claim, uint32_t chunks);
+    uint32_t take(uint32_t owner, uint64_t word, uint32_t chunks);
+    void look(int thread);
     void open(uint32_t epoch, uint32_t phase);
     void note(uint32_t phase);
 
     alignas(64) std::atomic<uint64_t> word_{0};
     alignas(64) std::atomic<uint32_t> done_{0};
     alignas(64) std::unique_ptr<std::atomic<uint32_t>[]> chunks_;
-    struct alignas(64) Taken {
-        std::atomic<uint64_t> word{0};  // {epoch | phase | how many are taken}; of another phase: none of this one
-    };
-    const std::unique_ptr<Taken[]> taken_;  // by thread, of its own chunks
+    const std::unique_ptr<Own[]> own_;  // by thread
     Rest* const rest_;
+    std::atomic_flag changing_ = ATOMIC_FLAG_INIT;  // a thread changes its core with another's
     uint32_t phases_ = 0;  // this and the job: read only by holders of a chunk
     Job* job_ = nullptr;
     double* seconds_ = nullptr;

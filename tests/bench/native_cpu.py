@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import os
 import signal
 import statistics
@@ -45,8 +46,9 @@ RESULTS = Path(__file__).parents[1] / "results" / "native_cpu.md"
 BUSY = RESULTS.with_name("native_busy.md")
 ABOUT_BUSY = """\
 Steps of the native executor beside a process that computes without end, one more than there are cores for:
-`python -m tests.bench.native_cpu --beside`. It is stopped and let go in turns of 60 steps, 600 each, so that what else
-the machine does falls on both."""
+`python -m tests.bench.native_cpu --beside`. It is stopped and let go in turns of 100 steps, so that what else the
+machine does falls on both. p50 and p99 are those of all steps; the ratio of p99s is the median of those of a turn and
+the next one, with quartiles."""
 
 
 class Sizes(NamedTuple):
@@ -207,30 +209,40 @@ def row(step: str, mode: str, found: list[tuple[float, float]]) -> str:
     return f"| {step} | {mode} | {one:.2f} | {other:.2f} | {ratio(found)} | {len(found)} |"
 
 
-def beside(native: Native, sizes: Sizes, rounds: int = 10, steps: int = 60) -> list[str]:
-    """Step times with a busy process and without, in turns of `steps` steps."""
+def beside(native: Native, sizes: Sizes, seconds: float, least: int = 9, steps: int = 100) -> list[str]:
+    """Step times without a busy process and with one, in turns of `steps` steps."""
     lines = [
-        "| step | p50 ms | p99 ms | beside a busy process: p50 ms | p99 ms | p99 to p99 |",
-        "|---|---|---|---|---|---|",
+        "| step | p50 ms | p99 ms | beside a busy process: p50 ms | p99 ms | p99 to p99 (quartiles) | pairs |",
+        "|---|---|---|---|---|---|---|",
     ]
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+    def turn(run: Callable[[], object], sign: signal.Signals) -> list[float]:
+        busy.send_signal(sign)
+        run()
+        return [timed(run) for _ in range(steps)]
+
     try:
         for batch in BATCHES:
             run = native_step(native, sizes, batch)
-            idle, other = list[float](), list[float]()
-            for _ in range(rounds):
-                for sign, times in ((signal.SIGSTOP, idle), (signal.SIGCONT, other)):
-                    busy.send_signal(sign)
-                    run()
-                    times.extend(timed(run) for _ in range(steps))
-            (a, b), (c, d) = ((statistics.median(x), statistics.quantiles(x, n=100)[98]) for x in (idle, other))
-            lines.append(
-                f"| {sizes.name(batch)} | {a * 1e3:.2f} | {b * 1e3:.2f} | {c * 1e3:.2f} | {d * 1e3:.2f} | {d / b:.1f} |"
-            )
+            turns: list[tuple[list[float], list[float]]] = []
+            end = time.perf_counter() + seconds
+            while len(turns) < least or time.perf_counter() < end:
+                turns.append((turn(run, signal.SIGSTOP), turn(run, signal.SIGCONT)))
+            cells = list[str]()
+            for side in zip(*turns, strict=True):
+                times = list(itertools.chain(*side))
+                cells += [f"{statistics.median(times) * 1e3:.2f}", f"{p99(times) * 1e3:.2f}"]
+            found = ratio([(p99(idle), p99(other)) for idle, other in turns])
+            lines.append(f"| {sizes.name(batch)} | {' | '.join(cells)} | {found} | {len(turns)} |")
     finally:
         busy.kill()
         busy.wait()
     return lines
+
+
+def p99(times: list[float]) -> float:
+    return statistics.quantiles(times, n=100)[98]
 
 
 def main() -> None:
@@ -268,7 +280,12 @@ def main() -> None:
     size = first.weights.arena.size
     if given.beside:
         about = f"{given.threads} threads, level {isa.name}, {given.modes[0]}, load {os.getloadavg()[0]:.1f}."
-        text = "\n\n".join(["# Beside a busy process", ABOUT_BUSY, about, "\n".join(beside(first, sizes))]) + "\n"
+        text = (
+            "\n\n".join(
+                ["# Beside a busy process", ABOUT_BUSY, about, "\n".join(beside(first, sizes, given.seconds * 6))]
+            )
+            + "\n"
+        )
         print(text)
         if given.write:
             BUSY.write_text(text, encoding="utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from octavo.core.models.errors import ModelError
 from octavo.executors import threads
+from octavo.executors.native.library import load
 from octavo.executors.threads import default_threads, keep_to, quota
 from tests.processes.daemon import daemon
 
@@ -77,3 +80,16 @@ def test_only_the_executors_process_keeps_to_them() -> None:
 
 def test_there_is_always_a_thread() -> None:
     assert default_threads() >= 1
+
+
+def test_threads_that_change_cores_may_run_where_they_might_before() -> None:
+    """Beside busy processes who waits for another's chunk gives it its core."""
+    allowed = os.sched_getaffinity(0)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in allowed]
+    try:
+        load().oct_read_bandwidth(len(allowed), 64 << 20, 100)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert os.sched_getaffinity(0) == allowed
