@@ -1,11 +1,11 @@
 """The whole daemon over HTTP against its bare executor: `python tests/bench/daemon_cpu.py`.
 
-The default model on the native executor. Some streams decode side by side, after prompts of 128 ids each, from texts:
-what goes on from them has an event for each token, but for bytes that are no character yet. The rate is that of the
-tokens between the moment when all have their first one and the moment when the first stream ends. Bare is
-the same decoding by calls into the step library, in this process, while the daemon rests; the two take turns, so a
-ratio is of neighbours in time. Processor time per token is read from the system over the same window, by process; the
-client is this process. With `--against` the daemon of another Octavo takes turns too.
+The default model on the native executor. Some streams decode side by side, after prompts of 128 ids each, from texts.
+The rate is that between the moment when all have their first token and the moment when the first stream ends; events
+say how many tokens have come. Bare is the same decoding by calls into the step library, in this process, while the
+daemon rests; the two take turns, so a ratio is of neighbours in time. Processor time per token is read from the system
+over the same window, by process; the client is this process. With `--against` the daemon of another Octavo takes turns
+too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -123,15 +124,16 @@ def cpu_s(pid: int) -> float:
 
 
 class Window:
-    """From when all streams have a token to when the first one ends."""
+    """From when all streams have a token to when the first one ends. An event may bring several tokens, and more of
+    them when nobody waits: so each says how many have come, and a stream's rate is between two of its own events."""
 
     def __init__(self, streams: int, processes: dict[str, int]) -> None:
         self._waiting, self._processes = streams, processes
-        self._events = [0] * streams
+        self._first: list[tuple[float, bytes] | None] = [None] * streams
+        self._last: list[tuple[float, bytes] | None] = [None] * streams
         self._start = self._end = 0.0
         self._before: dict[str, float] = {}
         self._after: dict[str, float] = {}
-        self.tokens = 0.0
 
     def first(self) -> None:
         self._waiting -= 1
@@ -139,31 +141,41 @@ class Window:
             self._before = {role: cpu_s(pid) for role, pid in self._processes.items()}
             self._start = time.perf_counter()
 
-    def event(self, stream: int) -> None:
+    def event(self, stream: int, data: bytes) -> None:
         if self._start and not self._end:
-            self._events[stream] += 1
+            self._last[stream] = time.perf_counter(), data
+            self._first[stream] = self._first[stream] or self._last[stream]
 
     def end(self) -> None:
         if not self._end:
             self._end = time.perf_counter()
             self._after = {role: cpu_s(pid) for role, pid in self._processes.items()}
 
-    def told(self, stream: int, tokens_an_event: float) -> None:
-        """Bytes that are no character yet share the event of what completes them."""
-        self.tokens += self._events[stream] * tokens_an_event
+    @property
+    def rate(self) -> float:
+        """Tokens a second, of all streams together."""
+        rates = 0.0
+        for first, last in zip(self._first, self._last, strict=True):
+            assert first is not None
+            assert last is not None
+            rates += (tokens_at(last[1]) - tokens_at(first[1])) / (last[0] - first[0])
+        return rates
 
     @property
     def cpu(self) -> dict[str, float]:
-        return {role: (self._after[role] - self._before[role]) / self.tokens * 1e6 for role in self._after}
+        tokens = self.rate * (self._end - self._start)
+        return {role: (self._after[role] - self._before[role]) / tokens * 1e6 for role in self._after}
 
-    @property
-    def rate(self) -> float:
-        return self.tokens / (self._end - self._start)
+
+def tokens_at(data: bytes) -> int:
+    """How many the last event in it says that have come."""
+    return int(re.findall(rb'"completion_tokens":(\d+)', data)[-1])
 
 
 async def stream(port: int, i: int, ids: list[int], tokens: int, window: Window) -> None:
     asked = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False, "stream": True}
-    data = json.dumps({"prompt": ids, **asked}).encode()
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    data = json.dumps({"prompt": ids, "stream_options": usage, **asked}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -175,15 +187,14 @@ async def stream(port: int, i: int, ids: list[int], tokens: int, window: Window)
         piece = await reader.read(65536)
         if not piece:
             raise RuntimeError(f"stream {i} ended after {seen} events")
-        for _ in range(piece.count(b"data: {")):
+        if b"data: {" in piece and piece.endswith(b"\n\r\n"):  # whole events
             seen += 1
             if seen == 1:
                 window.first()
-            else:
-                window.event(i)
+            elif DONE not in piece:
+                window.event(i, piece)
         tail = (tail + piece)[-len(DONE) :] if DONE not in piece else DONE
     window.end()
-    window.told(i, tokens / seen)
     writer.close()
 
 
