@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from octavo.core.kv.host import HostTier
 from octavo.core.kv.namespaces import Namespaces
-from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key, held_key
-from octavo.core.kv.written import read, written
+from octavo.core.kv.pool import NO_BLOCK, BlockPool, chain_key
+from octavo.core.kv.residency import Residency
+from octavo.core.kv.under_way import UnderWay
+from octavo.core.kv.written import written
 from octavo.core.machine import Outbound, Outputs
 from octavo.core.messages import (
     EMPTY,
@@ -60,27 +61,6 @@ REFUSED = -1
 
 
 @dataclass(slots=True)
-class Residency:
-    """A sequence in a slot: its ids as the tree knows them, its block table, and how much of it is in the tree.
-
-    `keys[i]` is the chained key of full block i, for the blocks that have entered the tree."""
-
-    open_id: int
-    namespace: bytes
-    tokens: array[int]
-    table: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    keep_ns: int = 0
-    """How long its blocks are to be kept after use, if they can be."""
-    cut: bool = False
-    """Some of it was flushed, or would have been: nothing more of it enters the tree."""
-
-    def begins_with(self, prefix: bytes) -> bool:
-        """`prefix` as int32 ids."""
-        return read(self.tokens[: len(prefix) // self.tokens.itemsize].tobytes()) == prefix
-
-
-@dataclass(slots=True)
 class _Binding:
     """The bind in the making."""
 
@@ -92,25 +72,6 @@ class _Binding:
     allocated: int = 0
     swapped_in: int = 0
     events: list[Event] = field(default_factory=list)
-
-
-class _Computed(NamedTuple):
-    """A chunk that is planned: its full blocks enter the tree once its step has gone well."""
-
-    step: int
-    slot: int
-    open_id: int
-    upto: int
-
-
-class _Held(NamedTuple):
-    """A block of a chunk whose residency was released before its step was over: in the tree, so that it can be evicted,
-    but not to be found before the step has gone well."""
-
-    step: int
-    open_id: int
-    block: int
-    key: bytes
 
 
 class KvCore:
@@ -147,9 +108,7 @@ class KvCore:
         """Per slot, the tokens known when it was opened: a decode must come after all of them."""
         self._told = -1
         """The available blocks that the scheduler knows of."""
-        self._computed: list[_Computed] = []
-        self._held_blocks: list[_Held] = []
-        """Of each residency parents first."""
+        self.under_way = UnderWay(block_size)
         self._namespaces = Namespaces()
         """Every tenant has its own; their numbers are for eviction policies."""
 
@@ -260,10 +219,8 @@ class KvCore:
         host = self.pool.host
         swapped_before = 0 if host is None else host.swapped_out
         now_ns = self.pool.now_ns = plan.now_ns
-        if self._held_blocks:
-            self._confirm(plan)
-        if self._computed:
-            self._share_computed(binding, plan)
+        if self.under_way:
+            self._take_results(binding, plan)
         if len(plan.commit_slot):
             self._commit(binding, plan)
         for slot, open_id in zip(plan.release_slot.tolist(), plan.release_open_id.tolist(), strict=True):
@@ -335,50 +292,12 @@ class KvCore:
         residency = self._residencies[slot]
         return residency if residency is not None and residency.open_id == open_id else None
 
-    def _share_computed(self, binding: _Binding, plan: StepPlan) -> None:
-        """Never before the result: a scheduler that dies with the news of a failure leaves nothing behind to read."""
-        for computed in self._computed:
-            residency = self._resident(computed.slot, computed.open_id)
-            if residency is not None and computed.step <= plan.taken and computed.open_id not in plan.failed:
-                self._insert(binding, computed.slot, residency, computed.upto, plan.now_ns)
-        self._computed = [c for c in self._computed if c.step > plan.taken and c.open_id not in plan.failed]
-
-    def _confirm(self, plan: StepPlan) -> None:
-        """Of a residency all that is behind a block which cannot be confirmed goes with it."""
-        lost, left, withdrawn = set(plan.failed), list[_Held](), list[_Held]()
-        for held in self._held_blocks:
-            if held.open_id not in lost and held.step > plan.taken:
-                left.append(held)
-            elif held.open_id in lost or not self.pool.confirm(held.block, held.open_id, held.key):
-                lost.add(held.open_id)
-                withdrawn.append(held)
-        self._withdraw(withdrawn)
-        self._held_blocks = left
-
-    def _withdraw(self, held: list[_Held]) -> None:
-        self.pool.withdraw((h.block, h.open_id, h.key) for h in reversed(held))
-
-    def _hold(self, residency: Residency) -> None:
-        """What chunks under way compute for a residency that is released is not lost: it may come back soon."""
-        if residency.cut or not self._caching:
-            return
-        size, table, tokens = self._block_size, residency.table, residency.tokens
-        tenant, at = self._namespaces[residency.namespace], len(residency.keys)
-        key = residency.keys[-1] if at else residency.namespace
-        for computed in self._computed:
-            if computed.open_id != residency.open_id:
-                continue
-            for i in range(at, min(computed.upto, len(tokens)) // size):
-                ids = tokens[i * size : (i + 1) * size].tobytes()
-                key = chain_key(key, ids)
-                if self.pool.shared(table[i]) or self.pool.find(key) is not None:
-                    return
-                self.pool.insert(
-                    table[i], held_key(key, residency.open_id), table[i - 1] if i else NO_BLOCK, ids, tenant
-                )
-                self.pool.touch(table[i], self.pool.now_ns, keep_ns=residency.keep_ns)
-                self._held_blocks.append(_Held(computed.step, residency.open_id, table[i], key))
-            at = max(at, computed.upto // size)
+    def _take_results(self, binding: _Binding, plan: StepPlan) -> None:
+        failed = set(plan.failed)
+        self.under_way.confirm(self.pool, plan.taken, failed)
+        for chunk in self.under_way.gone_well(plan.taken, failed):
+            if (residency := self._resident(chunk.slot, chunk.open_id)) is not None:
+                self._insert(binding, chunk.slot, residency, chunk.upto, plan.now_ns)
 
     def _commit(self, binding: _Binding, plan: StepPlan) -> None:
         at, tokens = 0, self._known_as(plan.commit_tokens, 0)
@@ -420,16 +339,15 @@ class KvCore:
         residency = self._resident(slot, open_id)
         if residency is None:
             return
-        self._hold(residency)
+        if self._caching and not residency.cut:
+            self.under_way.hold(self.pool, residency, self._namespaces[residency.namespace])
         for block in residency.table:
             self.pool.release(block)
         self._residencies[slot] = None
         self._open_ids[slot] = -1
 
     def _release_all(self) -> None:
-        self._computed = []
-        self._withdraw(self._held_blocks)
-        self._held_blocks = []
+        self.under_way.forget(self.pool)
         for slot, residency in enumerate(self._residencies):
             if residency is not None:
                 self._release(slot, residency.open_id)
@@ -600,7 +518,7 @@ class KvCore:
         else:
             self._ends[at] = np.maximum(ends, capacity)
         for i in np.flatnonzero(valid & chunk).tolist():
-            self._computed.append(_Computed(plan.step, int(slots[i]), int(plan.open_id[i]), int(capacity[i])))
+            self.under_way.planned(plan.step, int(slots[i]), int(plan.open_id[i]), int(capacity[i]))
 
     def _bind_decodes(self, plan: StepPlan) -> bool:
         """The common step, whose items are all decodes that are in order and have their blocks: nothing but how far

@@ -18,7 +18,7 @@ class Mutant(NamedTuple):
 
 # ruff: noqa: E501 - a line of the code is quoted whole
 
-POOL, KV, HOST = "core/kv/pool.py", "core/kv/core.py", "core/kv/host.py"
+POOL, KV, HOST, UNDER_WAY = "core/kv/pool.py", "core/kv/core.py", "core/kv/host.py", "core/kv/under_way.py"
 LEDGER, PLANNER, STEPS = "core/scheduler/credit.py", "core/scheduler/planner.py", "core/scheduler/steps.py"
 BOOK, INTAKE = "core/scheduler/book.py", "core/scheduler/intake.py"
 ADMISSION, RESIDENTS, TOKENIZER = "core/scheduler/admission.py", "executors/residents.py", "core/tokenizer/core.py"
@@ -40,9 +40,9 @@ MUTANTS = [
     Mutant("an open may cover the whole prompt of another length", KV, "cached = self._lookup(o.namespace, ids, min(o.cached, len(o.ids) - 1))", "cached = self._lookup(o.namespace, ids, len(o.ids) - 1)"),
     Mutant("a prompt finds what was generated", KV, "        ids = self._known_as(o.ids, o.prompt_len)\n", "        ids = o.ids\n"),
     Mutant("what is generated is a prompt's", KV, "self._known_as(plan.commit_tokens, 0)", "plan.commit_tokens"),
-    Mutant("a chunk is shared before its result", KV, "computed.step <= plan.taken and", "computed.step <= plan.taken + 1 and"),
-    Mutant("a chunk that failed is shared", KV, " and computed.open_id not in plan.failed:", ":"),
-    Mutant("what was under way at a release and failed is confirmed", KV, "            elif held.open_id in lost or not self.pool", "            elif not self.pool"),
+    Mutant("a chunk is shared before its result", UNDER_WAY, "if chunk.step <= taken and", "if chunk.step <= taken + 1 and"),
+    Mutant("a chunk that failed is shared", UNDER_WAY, "taken and chunk.open_id not in failed:", "taken:"),
+    Mutant("what was under way at a release and failed is confirmed", UNDER_WAY, "            elif held.open_id in lost or not pool", "            elif not pool"),
     Mutant("a fork shares a prompt whose result is not there", ADMISSION, "<= draft.taken", "< draft.step"),
     Mutant("a key forgets its prefix", POOL, "return sha256(parent + block_tokens)", "return sha256(block_tokens)"),
     Mutant("eviction takes what is in use", POOL, "np.flatnonzero(self._unreferenced & (self._children == 0))", "np.flatnonzero(self._children == 0)"),

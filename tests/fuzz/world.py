@@ -20,8 +20,9 @@ import numpy as np
 from msgspec.structs import replace as replace_fields
 
 from octavo.core.config.schema import PolicyConfig
-from octavo.core.kv.core import KvCore, Residency
+from octavo.core.kv.core import KvCore
 from octavo.core.kv.pool import KEY_BYTES, held_key
+from octavo.core.kv.residency import Residency
 from octavo.core.messages import (
     Adapter,
     Body,
@@ -588,7 +589,7 @@ class World:
 
     def check_held(self) -> None:
         """Whatever is in the tree and cannot be found waits for a step that is under way."""
-        waiting = {held_key(held.key, held.open_id) for held in self.kv._held_blocks}
+        waiting = {held_key(held.key, held.open_id) for held in self.kv.under_way.held}
         assert {key for key in self.kv.pool._by_key if len(key) > KEY_BYTES} <= waiting
 
     def check_uncached(self) -> None:
