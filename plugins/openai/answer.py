@@ -142,6 +142,8 @@ class Answer(Response):
         self._streams: list[Stream] = []
         self._charged = 0
         """Output tokens that its account has been charged for."""
+        self._fault: Exception | None = None
+        """What pushing a piece has raised: the next that is taken is that piece, and it ends the answer."""
         self._deadline_ns = (
             None if asked.deadline_ms is None else time.monotonic_ns() + min(asked.deadline_ms, LONGEST_MS) * 1_000_000
         )
@@ -279,7 +281,7 @@ class Answer(Response):
             if self._asked.stream:
                 write = scope.get("extensions", {}).get(WRITE)
                 alike = len(streams) == 1 and not self._asked.echo and not self._asked.scores_only
-                await self._events(streams, news, send, self._push(tasks, write) if write and alike else None)
+                await self._events(streams, news, send, self._push(write) if write and alike else None)
             else:
                 body = msgspec.json.encode(await self._whole(news))
                 self._end("finished")
@@ -337,6 +339,8 @@ class Answer(Response):
         begun = False
         try:
             async for news in pieces:
+                if self._fault is not None:
+                    raise self._fault
                 piece = None if news is None else self._checked(news[1])
                 self._check_key()
                 if not begun:
@@ -360,7 +364,7 @@ class Answer(Response):
             await _write(send, sse.event(self._reply.usage_chunk(self._total)))
         await _write(send, self._reply.done, last=True)
 
-    def _push(self, tasks: TaskGroup, write: Write) -> Push:
+    def _push(self, write: Write) -> Push:
         """Writes pieces of the only prompt in the moment when they come, without waking this answer's task."""
 
         def make(piece: Piece) -> bytes:
@@ -375,8 +379,8 @@ class Answer(Response):
             except Withdrawn:
                 return False
             except Exception as error:  # noqa: BLE001 - a parser's, say: it ends this answer, not who received the piece
-                tasks.start_soon(_raise, error)
-                return True
+                self._fault = error
+                return False
 
         return push
 
@@ -474,10 +478,6 @@ async def _pump(news: AsyncGenerator[News | None], outgoing: MemoryObjectSendStr
         with suppress(anyio.BrokenResourceError):  # raised once nobody listens: the answer has failed
             async for one in news:
                 await outgoing.send(one)
-
-
-async def _raise(error: Exception) -> None:
-    raise error
 
 
 async def _write(send: Send, data: bytes, *, last: bool = False) -> None:

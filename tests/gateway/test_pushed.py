@@ -38,10 +38,11 @@ class Watched:
 
 
 class Dripping(FakeEngine):
-    """A character at each turn of the loop, and never two before the consumer can wait again."""
+    """A character at each turn of the loop, and never two before the consumer can wait again; from `burst` on, all."""
 
-    def __init__(self) -> None:
+    def __init__(self, burst: int = 1 << 20) -> None:
         super().__init__()
+        self.burst = burst
         self.answer = "one by one they come, and no two at once"
         self.watched: dict[str, Watched] = {}
 
@@ -58,7 +59,9 @@ class Dripping(FakeEngine):
         for choice in range(n):
             stream.feed(Row(stream.request_id, choice, 0, i, [i], self.answer[i], finish, usage=usage))
         watched.feeding = False
-        if not last:
+        if not last and i >= self.burst:
+            self._drip(stream, watched, i + 1, n)
+        elif not last:
             asyncio.get_running_loop().call_later(0.001, self._drip, stream, watched, i + 1, n)
 
 
@@ -90,7 +93,11 @@ async def test_what_comes_while_the_answer_rests_is_pushed(config: Config, n: in
     assert usage == [*range(1, n * len(engine.answer) + 1), usage[-1]]
 
 
-async def test_what_a_parser_raises_ends_its_answer_alone(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("burst", [1 << 20, 20], ids=["the rest later", "the rest at once"])
+async def test_what_a_parser_raises_ends_its_answer_alone(
+    config: Config, monkeypatch: pytest.MonkeyPatch, burst: int
+) -> None:
+    """Nothing is said after the piece that is missing."""
     chunks = CompletionReply.chunks
 
     def faulty(self: CompletionReply, number: int, piece: Piece) -> list[dict[str, object]]:
@@ -100,10 +107,11 @@ async def test_what_a_parser_raises_ends_its_answer_alone(config: Config, monkey
 
     broken: set[str] = set()
     monkeypatch.setattr(CompletionReply, "chunks", faulty)
-    engine = Dripping()
+    engine = Dripping(burst)
     with serving(engine, config) as (url, _):
         async with httpx.AsyncClient(base_url=url, timeout=10) as client, anyio.create_task_group() as tasks:
             whole: list[str] = []
+            part = [""]
 
             async def beside() -> None:
                 whole.append(await stream_of(client, "beside"))
@@ -112,13 +120,16 @@ async def test_what_a_parser_raises_ends_its_answer_alone(config: Config, monkey
                 async with client.stream("POST", COMPLETIONS, json={"prompt": "bad", "stream": True}) as response:
                     broken.add(f"cmpl-{response.headers['x-request-id']}")
                     with pytest.raises(httpx.RemoteProtocolError):
-                        await response.aread()
+                        async for text in response.aiter_text():
+                            part[0] += text
 
             tasks.start_soon(beside)
             tasks.start_soon(breaks)
     assert said(whole[0]) == engine.answer
     assert engine.watched["bad"].pushed > 10
-    assert len(engine.cancelled) == 1
+    got = [json.loads(line.removeprefix("data: ")) for line in part[0].split("\n\n") if line]
+    assert "".join(choice["text"] for event in got for choice in event["choices"]) == engine.answer[:20]
+    assert len(engine.cancelled) == (burst > len(engine.answer)), "what has all come is left without"
 
 
 async def test_a_request_that_comes_before_the_last_answer_has_ended(config: Config) -> None:
