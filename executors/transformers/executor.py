@@ -142,6 +142,8 @@ def _spec(model: PreTrainedModel, seen: Seen) -> Spec:
                 config, "original_max_position_embeddings", None
             )
             context = min(context, int(original or context))
+    if getattr(config, "attn_temperature_tuning", False):  # from there on by places in a step, which are no positions
+        context = min(context, int(config.floor_scale) - 1)
     return Spec(
         architecture=config.model_type,
         vocab_size=int(config.vocab_size),

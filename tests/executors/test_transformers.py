@@ -135,6 +135,15 @@ def test_company_chunks_blocks_and_warm_starts_change_no_bit(family: str) -> Non
         assert together.logprobs[:4] == own.logprobs[:4], "equal to the last bit"
 
 
+def test_the_context_ends_where_the_library_looks_at_places_in_a_step(tmp_path: Path) -> None:
+    """Llama 4 scales queries by their place among those computed together, from `floor_scale` on."""
+    config = Llama4TextConfig(
+        **SMALL, head_dim=8, intermediate_size_mlp=48, num_local_experts=2, no_rope_layers=[1, 0], floor_scale=20
+    )
+    save(AutoModelForCausalLM.from_config(config, dtype=torch.float32), tmp_path)  # type: ignore[no-untyped-call]
+    assert load(tmp_path).facts.context == 19
+
+
 def _piece(sequence: Sequence) -> tuple[Sequence, int]:
     return (sequence, DECODE) if sequence.left == 1 and sequence.output else (sequence, min(6, sequence.left))
 
