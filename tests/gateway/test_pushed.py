@@ -116,12 +116,15 @@ async def test_what_a_parser_raises_ends_its_answer_alone(
             async def beside() -> None:
                 whole.append(await stream_of(client, "beside"))
 
+            async def read(response: httpx.Response) -> None:
+                async for text in response.aiter_text():
+                    part[0] += text
+
             async def breaks() -> None:
                 async with client.stream("POST", COMPLETIONS, json={"prompt": "bad", "stream": True}) as response:
                     broken.add(f"cmpl-{response.headers['x-request-id']}")
                     with pytest.raises(httpx.RemoteProtocolError):
-                        async for text in response.aiter_text():
-                            part[0] += text
+                        await read(response)
 
             tasks.start_soon(beside)
             tasks.start_soon(breaks)
