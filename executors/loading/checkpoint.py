@@ -195,6 +195,9 @@ def gather(spec: Spec, names: Names, source: Source) -> tuple[dict[str, list[Row
     for ours, theirs in (("embed", names.embed), ("head", names.head), ("positions", names.positions)):
         if theirs:
             matrix(ours, ((theirs,),))
+    tied = "embed" in matrices and "head" not in matrices
+    if tied and names.head and (bias := source.vector(f"{names.head}.bias")) is not None:
+        matrices["head"], vectors["head.bias"] = matrices["embed"], bias  # tied, but for what it adds
     norm("norm", names.norm)
     if names.embed_norm:
         norm("embed_norm", names.embed_norm)

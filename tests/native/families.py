@@ -186,6 +186,9 @@ FAMILIES: dict[str, Make] = {
         **dict.fromkeys(_SMALL.keys() - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}, "absent"),
     ),
     "phi": _like(t.PhiForCausalLM, t.PhiConfig, num_key_value_heads=6, hidden_size=96),
+    "phi, tied": _like(
+        t.PhiForCausalLM, t.PhiConfig, num_key_value_heads=2, hidden_size=96, tie_word_embeddings=True
+    ),
     "stablelm": _like(t.StableLmForCausalLM, t.StableLmConfig, hidden_size=96),
     "stablelm, side by side": _like(
         t.StableLmForCausalLM, t.StableLmConfig, hidden_size=96, use_parallel_residual=True, use_qkv_bias=True
