@@ -12,7 +12,6 @@ import argparse
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -61,7 +60,6 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - the edge of the process: its last words, then it dies as it must
         own_fault = not isinstance(error, EXPLAINED)
         log().error(f"{type(error).__name__}: {error}", exc_info=error if own_fault else None)
-        sys.stderr.flush()
         os._exit(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -71,9 +72,10 @@ def shadow(setting: str | None, options: Sequence[str], run: Path | None) -> int
         print("no policy runs in the shadow any more; what was found stays until the daemon ends")
     else:
         group, name, chosen = _chosen(setting, options)
+        asked = time.time()
         findings.forget(info.path, group)
         _tell(info, SetShadow(group=group, name=name, options=chosen))
-        if not findings.begun(info.path, group):
+        if not findings.begun(info.path, group, asked):
             raise PluginError(f"the shadow's process has not begun within {findings.BEGIN_S:g} s: see the daemon's log")
         print(
             f"{name} answers beside the live {group} policy, without effect; `octavo policy shadow` tells what it finds"

@@ -84,19 +84,20 @@ def read_all(run_dir: Path) -> list[Findings]:
 def read_fresh(run_dir: Path) -> list[Findings]:
     """The same up to now: what a shadow was told lately is in its next report. One that can say nothing any more is not
     waited for."""
-    asked = time.time()
+    asked, until = time.time(), time.monotonic() + 2 * REPORT_S
     while True:
         found = read_all(run_dir)
-        if all(one.updated >= asked or not one.running for one in found) or time.time() > asked + 2 * REPORT_S:
+        if all(one.updated >= asked or not one.running for one in found) or time.monotonic() > until:
             return found
         time.sleep(POLL_S)
 
 
-def begun(run_dir: Path, group: str) -> bool:
-    """Wait until the shadow that was just asked for listens; False if it does not begin."""
-    asked = time.time()
-    while not _path(run_dir, group).exists():
-        if time.time() > asked + BEGIN_S:
+def begun(run_dir: Path, group: str, asked: float) -> bool:
+    """Wait until the shadow that was asked for at `asked` (in seconds since the epoch) listens; False if it does not
+    begin. The one before it may have reported until it ended."""
+    until = time.monotonic() + BEGIN_S
+    while not any(one.group == group and one.started >= asked for one in read_all(run_dir)):
+        if time.monotonic() > until:
             return False
         time.sleep(POLL_S)
     return True

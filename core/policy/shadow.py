@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,9 +169,10 @@ def main() -> None:
 
 
 def _report(run_dir: Path, shadow: Shadow) -> None:
-    """In a thread of its own, so that it goes on while the candidate hangs."""
+    """In a thread of its own, so that it goes on while the candidate hangs. What finds the disk full is in the next."""
     while True:
-        write(run_dir, shadow.findings())
+        with suppress(OSError):
+            write(run_dir, shadow.findings())
         time.sleep(REPORT_S)
 
 

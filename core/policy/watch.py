@@ -55,15 +55,19 @@ class Asked(NamedTuple):
 
 
 class AskedFile(Watch):
-    """Keeps the file of this process: two writes to shared memory a call."""
+    """Keeps the file of this process: two writes to shared memory a call. On a full disk there is none: then nobody
+    could tell whom it died in, but it serves."""
 
     def __init__(self, run_dir: Path, role: Role) -> None:
         path = _path(run_dir, role)
         path.unlink(missing_ok=True)
-        path.touch(mode=0o600)
-        with path.open("r+b") as file:
-            file.truncate(_SIZE)
-            self._bytes = mmap.mmap(file.fileno(), _SIZE)
+        try:
+            path.touch(mode=0o600)
+            path.write_bytes(bytes(_SIZE))  # truncated to it, it could find no room later: by a SIGBUS
+            with path.open("r+b") as file:
+                self._bytes = mmap.mmap(file.fileno(), _SIZE)
+        except OSError:
+            self._bytes = mmap.mmap(-1, _SIZE)
 
     def named(self, names: Mapping[str, str]) -> None:
         for i, group in enumerate(GROUPS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import Any, Literal
 
 import structlog
@@ -29,9 +30,19 @@ def configure_log(actor: str, level: Level) -> None:
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: _Lines(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+class _Lines(structlog.PrintLogger):
+    """A line that cannot be written, on a full disk or to a reader that has gone, ends nothing and nobody."""
+
+    def msg(self, message: str) -> None:
+        with suppress(OSError):
+            super().msg(message)
+
+    debug = info = warning = error = msg
 
 
 def log() -> Any:

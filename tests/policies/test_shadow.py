@@ -7,16 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from octavo.core.config.schema import PolicyConfig
-from octavo.core.policy import PolicyHost, command, load_policies
+from octavo.core.policy import PolicyHost, command, findings, load_policies
 from octavo.core.policy import shadow as shadow_process
 from octavo.core.policy.copies import CALLS, Copy, call, decode
 from octavo.core.policy.findings import Findings, read_all, text
@@ -146,6 +149,34 @@ def test_one_that_raises_is_told_and_not_asked_for_ever(monkeypatch: pytest.Monk
     assert one.findings().invalid == one.findings().calls == 3
     assert "RuntimeError: not today" in text(one.findings())
     assert "it would have been switched off" in text(one.findings())
+
+
+def test_a_full_disk_ends_no_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is not there stands for it."""
+    run_dir = tmp_path / "run"
+    shadow = Shadow("batching", "newest", {}, PolicyConfig())
+
+    def rest(_: float) -> None:
+        if run_dir.is_dir():
+            raise StopIteration
+        run_dir.mkdir()
+
+    monkeypatch.setattr("time.sleep", rest)
+    with pytest.raises(StopIteration):
+        shadow_process._report(run_dir, shadow)
+    assert [one.policy for one in read_all(run_dir)] == ["newest"]
+
+
+def test_what_the_one_before_it_reports_while_it_ends_is_not_taken_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "BEGIN_S", 0.05)
+    asked = time.time()
+    told = Findings(group="batching", policy="newest", options={}, budget_us=1, started=asked - 1)
+    findings.write(tmp_path, told)
+    assert not findings.begun(tmp_path, "batching", asked)
+    findings.write(tmp_path, replace_fields(told, started=asked + 1))
+    assert findings.begun(tmp_path, "batching", asked)
 
 
 def test_what_is_missing_is_counted_and_only_what_matters_differs() -> None:

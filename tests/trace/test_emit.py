@@ -128,6 +128,23 @@ def test_a_full_disk_costs_the_events_that_find_no_room_and_no_others(tmp_path: 
     assert after == "heard again"
 
 
+UNHEARD = """
+from octavo.core.trace.log import configure_log, log
+
+configure_log("kv", "info")
+for word in ("info", "warning", "error"):
+    getattr(log(), word)("who hears this?")
+print("goes on")
+"""
+
+
+def test_a_log_that_cannot_be_written_ends_nobody() -> None:
+    """Not a supervisor, and not the thread that would go on with the trace once there is room."""
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run([sys.executable, "-c", UNHEARD], stdout=subprocess.PIPE, stderr=full, timeout=60)
+    assert ran.stdout == b"goes on\n"
+
+
 def test_a_requests_life_is_told_over_all_files_in_order_of_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
