@@ -104,6 +104,12 @@ def write(path: Path, config: Config, *, model: str, pid: int) -> RunInfo:
     return info
 
 
+def abandon(path: Path, config: Config) -> None:
+    """No word could be left of the run: no sweep would know that nobody is in its folder."""
+    if config.run_dir is None:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def relocate(path: Path, address: str) -> None:
     """The HTTP server listens here: with port 0 only it knows."""
     _amend(path, address=address)

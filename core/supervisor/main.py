@@ -46,12 +46,15 @@ def serve(config: Config) -> int:
     """Run the service until it is stopped; its exit code."""
     setproctitle.setproctitle("octavo: supervisor")
     configure_log("octavo", config.trace.level)
+    run_dir: Path | None = None
     try:
         run_dir = rundir.create(config)
         wire.control_endpoint(run_dir)
         rundir.write(run_dir, config, model=config.model.name or config.model.path, pid=os.getpid())
     except (OSError, ValueError) as error:
         log().error(str(error))
+        if run_dir is not None:
+            rundir.abandon(run_dir, config)
         return 1
     with Emitter(run_dir, Role.SUPERVISOR, config.trace) as events:
         try:

@@ -89,6 +89,24 @@ def test_starts_that_failed_push_no_run_out(base: Path, dead_pid: int) -> None:
     assert read.find(None) == ran, "the trace of a start that failed tells nothing of requests"
 
 
+ON_A_FULL_DISK = """
+import resource
+from octavo.core.config.schema import Config
+from octavo.core.supervisor.main import serve
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+raise SystemExit(serve(Config()))
+"""
+
+
+def test_a_start_on_a_full_disk_fails_and_leaves_nothing(base: Path) -> None:
+    """A bound of the file's size stands for the disk's."""
+    ran = subprocess.run([sys.executable, "-c", ON_A_FULL_DISK], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1, ran.stderr
+    assert "File too large" in ran.stderr
+    assert list(base.iterdir()) == []
+
+
 def test_without_a_run_that_served_the_newest_start_is_read(base: Path, dead_pid: int) -> None:
     with pytest.raises(read.NoSuchRun, match=str(base)):
         read.find(None)
