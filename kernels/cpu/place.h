@@ -50,20 +50,23 @@ public:
         } else if (!CPU_ISSET(there, &mine) || sched_getaffinity(thread, sizeof its, &its) || !CPU_ISSET(here, &its)) {
             return;
         } else {
-            move(thread, here, its);
+            move(thread, here);
         }
-        move(0, there, mine);
+        move(0, there);
     }
     int core() const { return core_.load(std::memory_order_relaxed); }
 
 private:
     static constexpr clockid_t NONE = CLOCK_REALTIME;  // no thread's
 
-    static void move(pid_t thread, int core, const cpu_set_t& allowed) {
-        cpu_set_t one;
+    static void move(pid_t thread, int core) {
+        cpu_set_t allowed, one, now;
         CPU_ZERO(&one);
         CPU_SET(core, &one);
-        if (sched_setaffinity(thread, sizeof one, &one) == 0) sched_setaffinity(thread, sizeof allowed, &allowed);
+        if (sched_getaffinity(thread, sizeof allowed, &allowed) || !CPU_ISSET(core, &allowed)) return;
+        // A mask that somebody else has set meanwhile stays: the thread that calls may have been put aside in between.
+        if (sched_setaffinity(thread, sizeof one, &one) || sched_getaffinity(thread, sizeof now, &now)) return;
+        if (CPU_EQUAL(&one, &now)) sched_setaffinity(thread, sizeof allowed, &allowed);
     }
     std::atomic<pid_t> thread_{0};
     std::atomic<clockid_t> clock_{NONE};
