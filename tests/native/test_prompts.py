@@ -102,7 +102,7 @@ def read(native: Native, chunk: int, end: int, *, beside: bool = False) -> Float
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize("name", ["mistral, sliding", "gemma2", "phi3", "gpt2", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["mistral, sliding", "gemma2", "phi3", "gpt2", "mixtral", "deepseek_v3", "bloom"])
 def test_a_prompt_has_the_same_bits_in_any_chunk_and_company(tiles: Isa, tmp_path: Path, name: str) -> None:
     assert name in FAMILIES
     save_family(name, tmp_path)
