@@ -17,6 +17,7 @@ from octavo.executors.loading.alibi import MPT, bloom, bloom_names, falcon, falc
 from octavo.executors.loading.checkpoint import Names, split_parts
 from octavo.executors.loading.latent import pairs_last
 from octavo.executors.loading.layered import (
+    GPT2,
     OPT,
     PHI,
     STARCODER2,
@@ -106,20 +107,6 @@ def _gpt_neox(spec: Spec) -> Names:
     )
 
 
-_GPT2 = Names(
-    embed="transformer.wte",
-    norm="transformer.ln_f",
-    head="lm_head",
-    positions="transformer.wpe",
-    layer="transformer.h.{i}.",
-    parts={
-        "qkv": (("attn.c_attn",),),
-        "o": (("attn.c_proj",),),
-        "up": (("mlp.c_fc",),),
-        "down": (("mlp.c_proj",),),
-    },
-    norms={"attn_norm": "ln_1", "mlp_norm": "ln_2"},
-)
 TRANSPOSED = {"gpt2": ("c_attn.weight", "c_proj.weight", "c_fc.weight")}
 """Matrices that a family stores as [inputs, outputs]."""
 
@@ -320,7 +307,7 @@ _FAMILIES: dict[str, tuple[_Facts, Names | Callable[[Spec], Names]]] = {
     "gemma2": (_gemma2, _GEMMA2),
     "gemma3_text": (_gemma3, _GEMMA2),
     "gpt_neox": (_gpt_neox_facts, _gpt_neox),
-    "gpt2": (_gpt2_facts, _GPT2),
+    "gpt2": (_gpt2_facts, GPT2),
     "mixtral": (_mixtral, _MIXTRAL),
     "qwen3_moe": (_qwen3_moe, _QWEN3_MOE),
     "deepseek_v2": (_deepseek_v2, _deepseek_names),

@@ -1,8 +1,10 @@
-"""Families with layer norms, and weights called as Llama's or nearly so: StarCoder (1 and 2), Phi, StableLM, OPT."""
+"""Families with layer norms, and weights called as Llama's or GPT-2's or nearly so: StarCoder (1 and 2), Phi,
+StableLM, OPT."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -108,6 +110,22 @@ OPT = Names(
 )
 
 
+GPT2 = Names(
+    embed="transformer.wte",
+    norm="transformer.ln_f",
+    head="lm_head",
+    positions="transformer.wpe",
+    layer="transformer.h.{i}.",
+    parts={
+        "qkv": (("attn.c_attn",),),
+        "o": (("attn.c_proj",),),
+        "up": (("mlp.c_fc",),),
+        "down": (("mlp.c_proj",),),
+    },
+    norms={"attn_norm": "ln_1", "mlp_norm": "ln_2"},
+)
+
+
 def gpt_bigcode(config: Config) -> dict[str, Any]:
     _only(config, scale_attn_weights=True)
     facts = {"kv_heads": 1} if config.get("multi_query", True) else {}
@@ -116,18 +134,5 @@ def gpt_bigcode(config: Config) -> dict[str, Any]:
 
 
 def gpt_bigcode_names(spec: Spec) -> Names:
-    return Names(
-        embed="transformer.wte",
-        norm="transformer.ln_f",
-        head="lm_head",
-        positions="transformer.wpe",
-        layer="transformer.h.{i}.",
-        parts={
-            "qkv": (("attn.c_attn",),),
-            "o": (("attn.c_proj",),),
-            "up": (("mlp.c_fc",),),
-            "down": (("mlp.c_proj",),),
-        },
-        norms={"attn_norm": "ln_1", "mlp_norm": "ln_2"},
-        order={"c_attn": partial(split_parts, heads=spec.heads)} if spec.kv_heads > 1 else None,
-    )
+    """GPT-2's; of one head for keys and values its parts lie one after the other already."""
+    return replace(GPT2, order={"c_attn": partial(split_parts, heads=spec.heads)}) if spec.kv_heads > 1 else GPT2
